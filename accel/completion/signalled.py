@@ -102,5 +102,5 @@ class NotifiedWatcher(SignalledWatcher):
         """Have the mark's stream call this watcher after the mark's work."""
         try:
             mark.stream.launch_host_function(self)
-        except Exception:  # the context is poisoned, or has no thread
-            self.signal()  # the loop then queries the mark, which raises why
+        except Exception:  # a fault since the mark was recorded: the stream takes no more work
+            self.signal()  # the loop then queries the mark, which is passed or raises why

@@ -446,8 +446,9 @@ class Pool(Sequence[Device], NotEntered):
         return chosen
 
     def _member(self, device: Device | str | int) -> _Member:
+        """Return the member that a device, its name or its place names; a negative place counts from the end."""
         for place, member in enumerate(self._members):
-            if device in (place, place - len(self), member.device, member.device.name):
+            if type(device) is not bool and device in (place, place - len(self), member.device, member.device.name):
                 return member
         names = ", ".join(known.name for known in self)
         raise InvalidArgumentError(f"{device!r:.80} is not in the pool", remedy=f"It has {names or 'no devices'}.")

@@ -122,10 +122,11 @@ class Failures:
         """Raise if an op would read an invalid buffer, or keep a part of it.
 
         The error is that of the op whose write of the buffer failed. Handles the reports so far
-        first.
+        first. Called once all operands are known to be in memory, and before the op has a number;
+        not called where nothing was reported and no memory is invalid.
         """
         self._handle_reported()
-        self._forget_freed()
+        self._forget_freed()  # else each later op would come here because of memory that is gone
         for buffer in self._inputs_of(plan).intersection(self._invalid):
             raise self._invalid[buffer].clone()
 
@@ -154,7 +155,8 @@ class Failures:
     def _inputs_of(self, plan: Plan) -> set[int]:
         """Return the buffers whose contents an op reads, or keeps in part.
 
-        Of a replay also the graph's own, but for those that a call copies its operands to.
+        Of a replay also the graph's own; of a call but for those that it writes, of which it names
+        the ones that are kept among its reads.
         """
         inputs = {ref.buffer for ref in plan.reads if ref.nbytes}
         for ref in plan.writes:

@@ -95,7 +95,7 @@ class Lifecycle:
             self._enter(DeviceState.CLOSED)
 
     def _enter(self, state: DeviceState) -> None:
-        """Change the state, and tell the waiters and listeners."""
+        """Change the state, and tell the waiters, the listeners and the probes."""
         self.state = state
         self.wake()
         for listener in tuple(self.listeners):

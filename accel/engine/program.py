@@ -86,8 +86,12 @@ class Program:
         call must then give them.
     writes_only_owned : bool
         Whether it writes no other buffers than :attr:`owned_refs`.
+    own_inputs : frozenset of int
+        Buffers of its own whose contents it reads before it writes them.
     call_plan : tuple or None
-        The refs that each :class:`Call` writes, and the specs of its results; the first makes them.
+        The results that each :class:`Call` reads too, the refs that it writes, and the specs of its
+        results. The first call makes them for all: a program becomes one function, whose inputs and
+        results do not change.
     handle : AccelRef
         Stands for the program like a buffer: replays write it, so that they follow each other, and
         freeing it ends the program.
@@ -95,7 +99,6 @@ class Program:
 
     __slots__ = (
         "_launches",
-        "_own_inputs",
         "_own_outputs",
         "_scratch",
         "_status",
@@ -107,6 +110,7 @@ class Program:
         "native",
         "ops",
         "outputs",
+        "own_inputs",
         "owned_refs",
         "plan",
         "plans",
@@ -122,12 +126,12 @@ class Program:
         self.outputs = tuple(outputs)
         self.owned_refs = tuple([ref for refs in outputs for ref in refs])
         self.native: Any = None
-        self.call_plan: tuple[tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
+        self.call_plan: tuple[tuple[AccelRef, ...], tuple[AccelRef, ...], tuple[Spec, ...]] | None = None
         self.registered_libraries: Sequence[RegisteredLibrary] = ()
         self.external_reads: frozenset[int] = frozenset()
         self.writes_only_owned = True
         # Own buffers whose contents the ops read before they write them, and those that they write.
-        self._own_inputs: frozenset[int] = frozenset()
+        self.own_inputs: frozenset[int] = frozenset()
         self._own_outputs: frozenset[int] = frozenset()
         self._scratch: AccelRef | None = None
         self._status: AccelRef | None = None
@@ -171,7 +175,7 @@ class Program:
                     written.setdefault(ref.buffer, ref)
                 if not isinstance(ref, RefView) or ref.nbytes == ref.base.nbytes:
                     overwritten.add(ref.buffer)
-        program._own_inputs, program._own_outputs = frozenset(own_inputs), frozenset(own_outputs)
+        program.own_inputs, program._own_outputs = frozenset(own_inputs), frozenset(own_outputs)
         program.writes_only_owned = not written
         status = None
         if program._statuses:
@@ -289,7 +293,7 @@ class Program:
                 # with the rest of the program.
                 free_hooks[ref.buffer] = partial(_free_with_own_usage, free_hooks.get(ref.buffer, free))
         release = None if self.native is None else self.native.close
-        context.hold(self.handle, HeldResource(shared, release, self._own_inputs, self._own_outputs))
+        context.hold(self.handle, HeldResource(shared, release, self.own_inputs, self._own_outputs))
         if self.native is not None:
             self.plan = self.plan._replace(writes=(*self.plan.writes, context.buffers.captured_workspaces()))
 
@@ -437,10 +441,16 @@ class Call(Replay):
         call_plan = program.call_plan
         if call_plan is None:
             result_specs = tuple([Spec(ref.shape, ref.dtype) for ref in self.results])
+            # Operands are copied to inputs; results that the program reads before it writes them keep their contents.
+            given = {ref.buffer for ref in self.inputs}
+            kept = tuple([ref for ref in self.results if ref.buffer in program.own_inputs and ref.buffer not in given])
+            # `Graph.into_function` takes no program that writes other buffers or has a status; one that was captured
+            # also writes the workspaces.
             handle, *workspaces = program.plan.writes
-            call_plan = program.call_plan = (handle, *self.inputs, *self.results, *workspaces), result_specs
+            call_plan = program.call_plan = kept, (handle, *self.inputs, *self.results, *workspaces), result_specs
+        kept, writes, creates = call_plan
         # Reads, writes, creates; capability, dtype, updates, status.
-        return plan_of((self.operands, *call_plan, "", DType.UINT8, False, None))
+        return plan_of(((*self.operands, *kept) if kept else self.operands, writes, creates, "", DType.UINT8, False, None))
 
     def _check_operands(self) -> None:
         """Raise unless there is a dense operand for each input, and for each external read.

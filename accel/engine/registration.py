@@ -243,6 +243,9 @@ class RegisteredLibrary:
     ----------
     part : BackendPart
         The kernels, in the form in which a family has them.
+    loaded : set of type
+        Classes of ops whose kernel has returned once on a worker thread, in a child: later calls
+        load nothing any more.
     is_unregistered : bool
         Whether the library was unregistered: it takes no more ops.
     """
@@ -252,6 +255,7 @@ class RegisteredLibrary:
         self.instance = instance
         instance.description = self._description = description
         instance.members = members
+        self.loaded: set[type[KernelOp]] = set()
         self.is_unregistered = False
         # Its lane and that of a batch may call it from two threads; it need not be thread-safe.
         self._lock = threading.Lock()

@@ -131,7 +131,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             # The new child imports while the last one ends, whose memory it needs.
             await self._children.wait_ended()
         except BaseException:
-            ready.cancel()
+            if not ready.cancel():
+                ready.exception()  # counts as retrieved: the child has ended meanwhile
             self._children.kill(link)
             raise
         return await self._begin(link, ready, copy_off_loop, STARTUP_TIMEOUT), link, None
@@ -282,7 +283,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     def _fail_child(self, error: AccelError) -> None:
         """Report that the child has failed: to its start if that is in progress, else as a fault.
 
-        With neither a start nor a context, nothing waits for the child.
+        With neither a start nor a context, nothing waits for the child. It is killed by what gets
+        the error: by :meth:`_begin`, or after a fault by :meth:`restarting`.
         """
         remote, ready = self._context, self._ready_future
         if ready is not None and not ready.done():

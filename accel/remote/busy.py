@@ -9,8 +9,9 @@ from accel.remote.messages import Kind
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Mapping
 
+    from accel.engine.registration import RegisteredLibrary
     from accel.ops import KernelOp
     from accel.process.channel import Channel
 
@@ -49,6 +50,8 @@ class Busy:
 class BusyCalls(OffloadedCalls):
     """Calls kernels on worker threads, and reports the child as busy while one may load or compile.
 
+    The server puts it in the place of the context's own :class:`OffloadedCalls`.
+
     Parameters
     ----------
     loop
@@ -56,15 +59,15 @@ class BusyCalls(OffloadedCalls):
     busy
         Reports that the child is busy.
     registered
-        Names of the registered libraries, all of whose calls are made here. Only the first call of
-        each of their kernels counts as loading.
+        The registered libraries that are open in the context, by name: the context's own
+        dictionary, which changes. Of each of their kernels the first call here counts as loading.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, registered: Container[str]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, busy: Busy, registered: Mapping[str, RegisteredLibrary]) -> None:
         super().__init__(registered)
+        self._libraries = registered
         self._loop = loop
         self._busy = busy
-        self._loaded: set[Callable[..., None]] = set()  # kernels that have run once
 
     def call_kernel(self, kernel: Callable[..., None], lane: Any, op: KernelOp, *operands: Any) -> None:
         """Call a kernel on this worker thread; report the child as busy if the call may load.
@@ -72,13 +75,14 @@ class BusyCalls(OffloadedCalls):
         The first call of a registered library's kernel may, and every call of another kernel that
         is made here.
         """
-        if kernel in self._loaded:
+        library = self._libraries.get(op.library)
+        if library is not None and type(op) in library.loaded:
             super().call_kernel(kernel, lane, op, *operands)
             return
         self._loop.call_soon_threadsafe(self._busy.__enter__)
         try:
             super().call_kernel(kernel, lane, op, *operands)
-            if op.library in self._registered:
-                self._loaded.add(kernel)
+            if library is not None:
+                library.loaded.add(type(op))
         finally:
             self._loop.call_soon_threadsafe(self._busy.__exit__)

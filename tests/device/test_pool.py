@@ -76,6 +76,8 @@ async def test_a_pool_is_a_sequence_of_devices(pool: accel.Pool) -> None:
     assert pool[1] in pool
     with pytest.raises(accel.InvalidArgumentError, match=r"'cuda:9' is not in the pool. It has cpu:0, cpu:0#2, cpu:0#3."):
         pool["cuda:9"]
+    with pytest.raises(accel.InvalidArgumentError, match="False is not in the pool"):
+        await pool.drain(False)
     with pytest.raises(IndexError):
         pool[3]
     with pytest.raises(TypeError, match=r"await pool.aclose\(\)"):

@@ -436,3 +436,28 @@ async def test_a_graph_that_writes_a_buffer_of_others_is_no_function(device: acc
     await device.put(np.ones(4), out=x)
     await graph.replay()
     np.testing.assert_array_equal(await device.get(y), np.ones(4))
+
+
+@pytest.mark.parametrize("is_result", [True, False])
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_call_does_not_read_what_a_failed_op_has_left_in_the_state_of_its_graph(host: Any, *, is_result: bool) -> None:
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host)
+        one = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            x, state = graph.empty(4, np.float64), graph.empty(4, np.float64)
+            graph.elementwise.binary("add", state, x, out=state)
+            made = graph.elementwise.unary("neg", state)
+        await device.put(np.zeros(4), out=state)
+        function = graph.into_function([x], [state if is_result else made])
+        for total in (1.0, 2.0):
+            (result,) = await function(one)
+            np.testing.assert_array_equal(await device.get(result), np.full(4, total if is_result else -total))
+        with pytest.raises(accel.InvalidArgumentError):
+            await device.arrays.take(one, await device.put(np.array([0, 99, 0, 0], np.int32)), out=state)
+        for use in (function(one), device.get(state), function(one)):
+            with pytest.raises(accel.InvalidArgumentError):
+                await use
+        await device.put(np.zeros(4), out=state)
+        (result,) = await function(one)
+        np.testing.assert_array_equal(await device.get(result), np.full(4, 1.0 if is_result else -1.0))
