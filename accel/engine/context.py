@@ -155,6 +155,8 @@ class Context(ContextBase):
         lane = lanes.routes.get(library)
         if lane is None and library in self.core.registrations:
             return False
+        if isinstance(op, Replay):
+            op.check_libraries()  # one may be unregistered by now
         kernel = self._kernel_cache.get(type(op)) or self.kernels.find(op)
         if lane is None:
             return False
@@ -524,10 +526,9 @@ class Context(ContextBase):
         A library that checks the device's state, such as torch, raises a fault as an error of its
         own, before a mark of this context reports it. So the driver is asked, where it can be.
         """
-        if not isinstance(self.device, ChecksAlive):
-            return None
         try:
-            self.device.check_alive(stream)
+            if isinstance(self.device, ChecksAlive):
+                self.device.check_alive(stream)
         except Exception as found:
             if isinstance(found, AccelError) and found.is_fault:
                 found.__cause__ = found.__cause__ or error
@@ -585,8 +586,7 @@ class Context(ContextBase):
         """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
-        release_all = partial(self.offloaded.close, lambda: self._release_all(abandon), wait=not abandon)
-        self.members.close(release_all, wait=not abandon)
+        self.members.close(partial(self.offloaded.close, lambda: self._release_all(abandon), wait=not abandon), wait=not abandon)
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""

@@ -118,7 +118,11 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             await self._close()
 
     async def _close(self) -> None:
-        """Close the instance of a user's library, if there is one, on a worker thread."""
+        """Close the instance of a user's library, if there is one, on a worker thread.
+
+        Once: after an unregistration :meth:`stopped` calls this again. The call is counted in
+        ``context.offloaded``, so that streams and memory stay until it has returned.
+        """
         user_library, self._user_library = self._user_library, None
         if user_library is not None:
             await self._context.core.system.run_blocking(self._context.offloaded.call, user_library.close)

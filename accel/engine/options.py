@@ -196,7 +196,7 @@ def _check_restart(value: RestartStrategy | None) -> RestartStrategy:
 
 
 def _check_faults(value: FaultSource | None) -> FaultSource | None:
-    """Return the fault plan, or raise for a class or anything else that is none."""
+    """Return the fault plan or ``None``; raise for the class itself, or anything without a ``take`` method."""
     if isinstance(value, type) or (value is not None and not callable(getattr(value, "take", None))):
         raise InvalidArgumentError(f"faults is {value!r}", remedy="Give an instance: accel.testing.FaultPlan().")
     return value

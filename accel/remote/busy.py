@@ -22,7 +22,8 @@ class Busy:
     """``with busy:`` reports to the parent that the child is busy: it opens, loads or compiles.
 
     The parent allows a busy child more time. Sections nest, and overlap those of other tasks; the
-    child is reported as not busy at the end of the last one.
+    child is reported as not busy at the end of the last one. The parent may count it as not busy
+    before, once nothing is in flight.
 
     Parameters
     ----------
@@ -41,6 +42,11 @@ class Busy:
         self._channel.flush()  # an import may block the loop
 
     def __exit__(self, *_: object) -> None:
+        """End a section; :class:`BusyCalls` has the loop call this.
+
+        The connection may have been closed since the section began. To raise then would hide what
+        the section itself has raised.
+        """
         self._count -= 1
         if not self._count and not self._channel.is_closed:
             self._channel.send(Kind.BUSY, b"\0")

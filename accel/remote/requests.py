@@ -512,10 +512,10 @@ class RequestContext(ContextBase):
     def retire_ops(self, submission: Submission, count: int) -> None:
         """Retire ops of a submission that the child has answered, and end it after the last ones.
 
-        Once no op is in flight the child counts as not busy. After a fault nothing is retired: all
+        Once nothing is in flight the child counts as not busy. After a fault nothing is retired: all
         ops have failed by it.
         """
-        if self.in_flight == count and self._link.is_busy:
+        if self.in_flight == count and not self._questions and self._link.is_busy:
             self._link.end_busy()
         if self.fault is None:
             all_sent = not isinstance(submission, BatchSubmission) or submission.dispatched == len(submission.outputs)

@@ -126,7 +126,11 @@ class Watchdog:
         self._handle.cancel()
 
     def silence(self) -> str:
-        """Return for how long the child has not answered pings, in words, or ``""``. Thread-safe."""
+        """Return for how long the child has not answered pings, in words, for ``Device.health()``.
+
+        ``""`` if that is less than a ``heartbeat_interval``, or while it starts or is busy. Whether
+        it is given up :meth:`_check_silence` decides. Thread-safe.
+        """
         ping_time = self._ping_time
         seconds = 0.0 if ping_time is None else self._clock.seconds - ping_time
         is_silent = seconds >= self._limits.heartbeat_interval and not self.is_heard and not (self.is_starting or self._child.is_busy)

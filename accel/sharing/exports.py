@@ -9,7 +9,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from accel._log import get_logger
-from accel.errors import AccelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -105,12 +104,13 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Keepalive]]
     # that runs inside the garbage collector must be.
     dropped: SimpleQueue[int] = SimpleQueue()
     open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with how many tensors are left
-    watched: list[weakref.ref[Keepalive]] = []  # kept: a dropped weak reference calls nothing
+    # Kept by the thread, whose function names it at last: a dropped weak reference calls nothing.
+    watched: list[weakref.ref[Keepalive]] = []
     for index, (memory, keepalives) in enumerate(memories):
         live = list(keepalives)
         watched += [weakref.ref(keepalive, partial(_put, dropped, index)) for keepalive in live]
         open_pieces[index] = memory, max(len(live), 1)
-        if not live:  # the last tensor was dropped meanwhile: stands for its message
+        if not live:  # given without a tensor that lives: stands for the message of the last one
             dropped.put(index)
 
     def close_pieces() -> None:
@@ -124,8 +124,8 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Keepalive]]
             try:
                 settle()
                 memory.close()
-            except AccelError as error:
-                logger.warning("exported_memory_left", device=name, nbytes=memory.nbytes, error=error.message)
+            except Exception as error:  # the other pieces are closed all the same
+                logger.warning("exported_memory_left", device=name, nbytes=memory.nbytes, error=error)
         watched.clear()
 
     try:

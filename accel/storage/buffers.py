@@ -149,7 +149,9 @@ class Buffers:
         self._captured: AccelRef | None = None
 
     def block(self, ref: AccelRef) -> Block | HeldResource:
-        """Return the block of a buffer, or the resource that is held under its number.
+        """Return the block of a buffer, or the resource that is held under its number: of a graph.
+
+        Callers have checked the ref's generation: what is not there was freed.
 
         Raises
         ------

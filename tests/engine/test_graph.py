@@ -18,6 +18,7 @@ from accel.cpu.backend import CpuDevice
 from accel.engine.program import CollectiveReplay
 from accel.testing import FaultPlan
 from tests.device_support import failure, in_flight, opened, task, turns, until
+from tests.own_library_support import Scale, Scaling
 
 if TYPE_CHECKING:
     from accel.device.graph import GraphFunction
@@ -461,3 +462,27 @@ async def test_a_call_does_not_read_what_a_failed_op_has_left_in_the_state_of_it
         await device.put(np.zeros(4), out=state)
         (result,) = await function(one)
         np.testing.assert_array_equal(await device.get(result), np.full(4, 1.0 if is_result else -1.0))
+
+
+@pytest.mark.parametrize("host", ["inline", "process"])
+async def test_a_replay_that_is_sent_behind_the_end_of_its_library_is_refused(host: Any) -> None:
+    plan = FaultPlan()
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host=host, max_in_flight=1, faults=plan)
+        await device.register(Scaling)
+        x = await device.put(np.ones(4))
+        async with device.graph() as graph:
+            y = graph.run(Scale(x))
+        await graph.replay()
+        np.testing.assert_array_equal(await device.get(y), np.full(4, 2.0))
+        plan.hang_at(plan.count + 1)
+        holding = [task(device.zeros(4))]
+        await in_flight(device, 1)
+        holding.append(task(device.zeros(4)))  # it waits for room, and so do those behind it
+        await turns(3)
+        ending, replaying = task(device.unregister("sent")), task(graph.replay())
+        await turns(3)
+        plan.release()
+        await asyncio.gather(*holding, ending)
+        error = await failure(replaying, accel.UnsupportedError)
+        assert "was unregistered" in str(error)

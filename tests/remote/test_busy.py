@@ -11,6 +11,7 @@ import numpy as np
 
 import accel
 from accel.remote.busy import BusyCalls
+from accel.remote.requests import RequestContext
 from tests.own_library_support import Scale, Where
 
 NOW: Any = SimpleNamespace(call_soon_threadsafe=lambda function, *arguments: function(*arguments))
@@ -53,3 +54,15 @@ async def test_the_first_call_of_each_op_of_a_registered_library_counts() -> Non
         for counted in (4, 5):  # of the backend's own kernels those come here that load
             calls.call_kernel(lambda *_: None, None, accel.ops.Copy(x), None)
             assert busy.count == counted
+
+
+def test_a_child_that_was_asked_something_stays_busy_when_its_last_op_ends() -> None:
+    """It opens a library, say: it does not say again that it is busy."""
+    ended = list[str]()
+    link = SimpleNamespace(is_busy=True, end_busy=lambda: ended.append("busy"))
+    context: Any = SimpleNamespace(in_flight=1, _questions={1: None}, _link=link, fault=accel.ContextPoisonedError("planted"))
+    RequestContext.retire_ops(context, None, 1)  # type: ignore[arg-type]
+    assert not ended
+    context._questions.clear()
+    RequestContext.retire_ops(context, None, 1)  # type: ignore[arg-type]
+    assert ended == ["busy"]
