@@ -68,8 +68,8 @@ class Options:
     gap
         Answers between two faults, on average.
     standby, durable, hang_timeout
-        As the device's options; ``durable`` puts weights that have to be there until the end. The device of the served model has ``standby="model"`` on a
-        GPU, and where this is ``"context"``.
+        As the device's options; ``durable`` puts weights that have to be there until the end. Devices that serve models have ``standby="model"`` on a GPU,
+        and where this is ``"context"``.
     patience
         Seconds after which a request without an answer is a violation, and so is what the run has left behind.
     plant

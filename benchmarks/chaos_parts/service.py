@@ -227,12 +227,17 @@ class Service:
         if not is_possible(options.device):
             self._tell("no model is served: torch is not installed")
             return []
-        # On a GPU a cold start takes seconds, and each suspect of a poison that dies takes one: without a spare they wait for minutes.
-        is_ready_ahead = options.standby == "context" or options.device == "cuda"
-        subject = await self._open("model", "process", _FOREVER, standby="model" if is_ready_ahead else "")
+        subject = await self._open("model", "process", _FOREVER, standby=self._standby_of_models())
         model = Modelled(subject, self._ledger, options.seed, options.faults, hangs=options.hang_timeout is not None)
         await model.load()
         return [model]
+
+    def _standby_of_models(self) -> str:
+        """Return the standby of devices that serve a model, or nothing for the run's.
+
+        On a GPU a cold start takes seconds, and suspects wait for one after each death: without a spare for minutes.
+        """
+        return "model" if self._options.standby == "context" or self._options.device == "cuda" else ""
 
     async def _open_pools(self) -> list[Replicated]:
         options = self._options
@@ -240,7 +245,8 @@ class Service:
             return []
         visible = find_specs(options.device)
         specs = [visible[number % len(visible)] for number in range(options.replicas)]
-        opening = [self._open(f"replica{number}", "process", _FOREVER, spec=spec) for number, spec in enumerate(specs)]
+        standby = self._standby_of_models()
+        opening = [self._open(f"replica{number}", "process", _FOREVER, spec=spec, standby=standby) for number, spec in enumerate(specs)]
         subjects = await asyncio.gather(*opening)
         pool = accel.Pool(self._system, [subject.device for subject in subjects], {})
         replicated = Replicated(subjects, pool, self._ledger, options.seed, options.faults)
