@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from accel._log import get_logger
 from accel.actors import RestartStrategy
 from accel.engine.options import ProcessHost
-from accel.errors import ClosedError, UnsupportedError
+from accel.errors import ClosedError, HostDiedError, UnsupportedError
 from accel.process.channel import Channel
 from accel.process.child import ChildProcess
 from accel.process.protocol import ProtocolError
+from accel.process.spawning import start_error
 from accel.remote.messages import Config, Kind
 from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
     from collections.abc import Callable, Iterable, Sequence
 
     from accel.engine.core import DeviceCore
@@ -225,7 +228,7 @@ class Link:
                 remedy="Give objects of classes that are defined at the top of a module that can be imported.",
             ) from error
         if node is None:
-            await link._start_here(forkserver)
+            link.child = child = await link._start_here(forkserver)
         else:
             link.child = link.channel = link.node = await node.start_child(
                 core,
@@ -235,29 +238,43 @@ class Link:
                 on_lost=link._on_lost,
                 on_exit=link._on_exit,
             )
+        # No await between the start of the child and this: _on_exit uses the watchdog.
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin_step(STARTUP_TIMEOUT)
         core.pinned.block_listeners.add(link.release_block)
-        link.tell(Kind.CONFIG, config)
+        try:
+            if node is None:
+                link.channel = link._open_channel(child.sock)
+            link.tell(Kind.CONFIG, config)
+        except BaseException as error:
+            link.on_exit = lambda _: None  # the listener never got this link: it gets the error
+            link.kill()
+            with contextlib.suppress(HostDiedError):  # a killed child that does not end
+                await link.child.aclose(grace=0.0)
+            if isinstance(error, OSError):  # the loop's selector has no room for the socket
+                raise start_error(error) from error
+            raise
         return link
 
-    async def _start_here(self, forkserver: ForkserverSlot) -> None:
-        """Start or fork a child of this process, and open the channel to it.
+    async def _start_here(self, forkserver: ForkserverSlot) -> ChildProcess:
+        """Fork or start a child of this process, and return it.
 
         It is started where there is no forkserver, or the forkserver cannot fork now.
         """
         core, client = self._core, forkserver.client
         uvloop = is_uvloop(core.loop)
-        child = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
-        child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
-        self.child = child
-        self.channel = Channel(
-            child.sock,
-            core.loop,
+        forked = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
+        return forked or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
+
+    def _open_channel(self, sock: socket.socket) -> Channel:
+        """Return the channel to a child of this process, at this process's end of its socket pair."""
+        return Channel(
+            sock,
+            self._core.loop,
             on_message=self._on_message,
             on_lost=self._on_lost,
             max_received=MAX_ANSWER,
-            close_fds=core.disposal.close_fds,
+            close_fds=self._core.disposal.close_fds,
         )
 
     @property
