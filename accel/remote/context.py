@@ -183,11 +183,10 @@ class RemoteContext(RequestContext):
 
     async def attach(self, buffer: int, fd: int | None, nbytes: int) -> None:
         """Have the child map memory as a buffer; see :meth:`.sharing.sharing.Sharing.attach`."""
-        self.check_alive()
         if nbytes >= 1 << 63:  # more than a message can say
             raise OutOfMemoryError(f"no room for {nbytes} bytes", requested=nbytes, device=self.core.name)
         self._buffer_nbytes[buffer] = 0  # it does not count against the memory of the device
-        await self._link.ask(Kind.ATTACH, Attach.pack(buffer, nbytes), fds=() if fd is None else (fd,))
+        await self.ask(Kind.ATTACH, Attach.pack(buffer, nbytes), fds=() if fd is None else (fd,))
 
     async def drop_unregistered(self) -> None:
         """Have a promoted spare close the libraries that were unregistered since it opened them.

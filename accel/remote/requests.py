@@ -55,7 +55,10 @@ _HEAD = 64 << 10
 """Bytes of a message kept free for what comes with ops: ids of results, fault actions, freed buffers."""
 
 _BURST = 16
-"""Ops of one loop iteration after which the parent flushes: the child runs them meanwhile."""
+"""Requests of one loop iteration after which the parent flushes: the child runs them meanwhile."""
+
+_ONE_OP_REMEDY = "Put the values that it holds on the device as an array, and give it the ref."
+"""Remedy for one op that does not fit into a message."""
 
 
 class RequestContext(ContextBase):
@@ -126,7 +129,7 @@ class RequestContext(ContextBase):
                 room -= (nbytes := len(marshal.dumps(wire_op)))
                 if room < 0 and not wire_ops:
                     what = f"{submission.kinds[index]}, op {index} of a batch,"
-                    raise message_too_long(what, nbytes, "Put what it holds on the device as an array, and give it the ref.")
+                    raise message_too_long(what, nbytes, _ONE_OP_REMEDY)
             except AccelError as error:
                 error.op_index = index
                 refused = error.with_traceback(None)  # its frames hold this one
@@ -277,14 +280,16 @@ class RequestContext(ContextBase):
         """
         await self.wait_until(lambda: request.is_done)
 
-    async def ask(self, kind: Kind, data: bytes) -> Any:
+    async def ask(self, kind: Kind, data: bytes, fds: Sequence[int] = ()) -> Any:
         """Send a question, which takes no place in the order of ops, and wait for its answer.
+
+        The descriptors in ``fds`` go with the question; they remain the caller's.
 
         Return the layout if a kernel was compiled, what a rank of a world has returned, and
         ``None`` for other questions that succeeded; raise the error that the child answers.
         """
         self.check_alive()
-        return await self._link.ask(kind, data)
+        return await self._link.ask(kind, data, fds)
 
     def _send_ops(
         self, request: PendingRequest, result_ids: list[list[int]], wire_ops: list[WireOp], fault_actions: list[bytes | str | None] | None
@@ -300,6 +305,8 @@ class RequestContext(ContextBase):
         number, work = next(self._numbers), request.submission.observed
         is_timed = work is not None and work.is_timed
         data = pack(number, result_ids, wire_ops, fault_actions, self._freed, is_timed=is_timed)
+        if len(data) > MAX_MESSAGE:  # only if it is one op: send_batch limits the ops of its messages
+            raise message_too_long(request.submission.name, len(data), _ONE_OP_REMEDY)
         if request.arrays and self._link.node is not None and self.fault is None:
             sources = [shared for shared in request.arrays if shared not in request.to_copy_back]
             self._link.node.announce(number, sources, request.to_copy_back)
@@ -540,10 +547,8 @@ class RequestContext(ContextBase):
 
     def fail_all(self, error: AccelError) -> None:
         """Fail questions and submissions in flight: the child does not answer any more."""
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(self.poisoned_error(error))
-        self._questions.clear()
+        if self._questions:
+            self._link.fail_questions(self.poisoned_error(error))
         super().fail_all(error)
 
     def ask_to_close(self) -> None:
