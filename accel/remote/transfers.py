@@ -126,14 +126,14 @@ class ArrayTransfers:
         ``start``: there is no message to send. If that op has moved, ``submission.dispatched`` was
         raised by one, so the next message begins behind it.
         """
-        copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
+        held, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))  # held: bytes of the arena
         for index in range(start, end):
             array = host_array_of(ops[index])
             if array is None:
                 continue
-            # About one chunk is copied for a message: the child runs it while the next one's arrays
-            # are copied. Only the first op waits for room, because a transfer that waits holds none.
-            shared = self._arrays.allocate(array) if index == start or copied < self._pinned.max_chunk else None
+            # A message takes about one chunk: the child runs it while the next one's arrays are
+            # copied. Only the first op waits for room, because a transfer that waits holds none.
+            shared = self._arrays.allocate(array) if index == start or held < self._pinned.max_chunk else None
             if shared is None and index > start:
                 return index
             try:
@@ -144,8 +144,8 @@ class ArrayTransfers:
                 raise
             if shared is None:
                 return index
-            if shared.is_copied:  # an array that is in shared memory itself takes no more of it
-                copied += array.nbytes
+            if shared.holds_piece:  # a pinned array takes no more of the arena
+                held += array.nbytes
             arrays[index] = shared
         return end
 
