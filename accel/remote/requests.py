@@ -49,7 +49,7 @@ CopyDone: TypeAlias = "Callable[[AccelError | None], None]"
 """Called on the loop after such a copy, with its error."""
 
 _NUMBER = struct.Struct("<Q")
-_buffer_of = operator.attrgetter("buffer")
+_buffer_of = operator.attrgetter("buffer")  # no Python call for each op, as in a comprehension
 
 _HEAD = 64 << 10
 """Bytes of a message kept free for what comes with ops: ids of results, fault actions, freed buffers."""
@@ -85,7 +85,6 @@ class RequestContext(ContextBase):
         self._link = link
         self._tell = link.tell
         self.pid = link.pid
-        self.device = None  # the device is in the child
         self._arrays = SharedArrays(core.pinned, link.sent_blocks, link.send_block, is_sent=link.node is not None)
         self._op_writer = OpWriter(lambda number, named: link.tell(Kind.DEFINE, _NUMBER.pack(number) + dumps(named)))
         self._numbers = link.numbers
@@ -94,7 +93,7 @@ class RequestContext(ContextBase):
         self._questions = link.questions
         self._faults = core.options.faults
         self._freed: list[int] = []  # buffers that the next message frees
-        self._has_durable = False  # whether there was a durable buffer
+        self._has_durable = False  # whether a durable buffer was made or bound in this generation
         self.registered: set[str] = set()  # names of the registered libraries that the child has open
         self._buffer_nbytes: dict[int, int] = {}  # of the buffers that the child has
         link.watchdog.watch(self._pending, self._questions, self.busy_seconds)
@@ -305,7 +304,7 @@ class RequestContext(ContextBase):
         number, work = next(self._numbers), request.submission.observed
         is_timed = work is not None and work.is_timed
         data = pack(number, result_ids, wire_ops, fault_actions, self._freed, is_timed=is_timed)
-        if len(data) > MAX_MESSAGE:  # only if it is one op: send_batch limits the ops of its messages
+        if len(data) > MAX_MESSAGE:  # only a single op: send_batch limits the ops of a message
             raise message_too_long(request.submission.name, len(data), _ONE_OP_REMEDY)
         if request.arrays and self._link.node is not None and self.fault is None:
             sources = [shared for shared in request.arrays if shared not in request.to_copy_back]
@@ -405,7 +404,7 @@ class RequestContext(ContextBase):
             self.core.durable.tear((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
         elif kind in (Kind.NEW_SLAB, Kind.FREED_SLAB, Kind.NEW_BUFFER):
             self._buffer_nbytes.update(self._durable.on_message(kind, data, fds))
-        elif kind != Kind.BUSY:  # the link has handled that
+        else:
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _on_lent(self, data: bytes, fds: list[int]) -> None:
@@ -506,7 +505,7 @@ class RequestContext(ContextBase):
     def _retire(self, request: PendingRequest) -> None:
         """Release the shared memory of an answered request, and retire its ops.
 
-        A chunk has none: what waits for it in :meth:`wait_done` is woken.
+        A chunk has no op: its sender, which waits in :meth:`wait_done`, is woken.
         """
         if request.arrays:
             release_all(request.arrays)
@@ -550,10 +549,6 @@ class RequestContext(ContextBase):
         if self._questions:
             self._link.fail_questions(self.poisoned_error(error))
         super().fail_all(error)
-
-    def ask_to_close(self) -> None:
-        """Ask the child to release everything and end."""
-        self._tell(Kind.CLOSE, now=True)
 
     def shut_down(self) -> None:
         """Refuse further requests, and fail those in flight with :class:`ClosedError`.

@@ -167,7 +167,7 @@ class StandbyActor(HelperProcessActor):
         elif kind in (Kind.REFUSED, Kind.FAULT):
             self._give_up(decode_error(data))
             link.kill()
-        elif kind not in (Kind.MEMORY, Kind.BUSY):  # a spare's memory is counted from its promotion on
+        elif kind != Kind.MEMORY:  # a spare's memory is counted from its promotion on
             raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
 
     def _on_answer(self, link: Link, number: int, error: AccelError | None) -> None:

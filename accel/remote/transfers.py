@@ -153,9 +153,9 @@ class ArrayTransfers:
     ) -> SharedArray | None:
         """Return the place of the array of op ``index``, to which a put's array is copied.
 
-        The place is ``shared``, or without that a new one, for which this waits. ``None`` if nothing
-        is left to send: the submission's future has ended; or the array is larger than a chunk, and
-        has moved in chunks here, which ends the op.
+        The place is ``shared``, or without that a new one, for which this waits. ``None`` if
+        nothing is left to send: the submission's future has ended; or the array is larger than a
+        chunk, and has moved in chunks here, which ends the op.
         """
         array = host_array_of(op)
         assert array is not None, "other ops need no room"
