@@ -39,9 +39,11 @@ class SharedArray:
         Address of the place in this process.
     array : ndarray
         The user's array.
+    is_copied : bool
+        Whether the array is copied to or from shared memory of this machine.
     """
 
-    __slots__ = ("_arena", "_piece", "_view", "address", "array", "place")
+    __slots__ = ("_arena", "_piece", "_view", "address", "array", "is_copied", "place")
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class SharedArray:
         # The view keeps the mapping until this is closed, also if the arena is closed before.
         slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]
         self._view = None if slab is None or is_sent else slab.view()
+        self.is_copied = self._view is not None
         self.address = address
         self.array = array
         self.place = place
@@ -66,11 +69,6 @@ class SharedArray:
     def holds_piece(self) -> bool:
         """Whether the place takes memory of the arena, until :meth:`close`."""
         return self._piece is not None
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether the array is copied to or from shared memory of this machine."""
-        return self._view is not None
 
     @property
     def extent(self) -> tuple[int, int, int]:
