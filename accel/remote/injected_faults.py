@@ -30,8 +30,10 @@ def begin_action(action: Injection | AccelError | None, link: Link, loop: asynci
     ``"hang"`` are by name; ``None``: nothing. An action that kills, kills the child here; for a
     hang, a thread is started that waits until the plan ends it.
     """
-    if action is None or isinstance(action, AccelError):
-        return None if action is None else encode_error(action)
+    if action is None:
+        return None
+    if isinstance(action, AccelError):
+        return encode_error(action)
     if action.kind == "poison":
         error = action.error  # ``None``: the backend's own
         return action.kind if error is None else encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))

@@ -83,7 +83,6 @@ class RequestContext(ContextBase):
         super().__init__(core, owner)
         self._copy_off_loop = copy_off_loop
         self._link = link
-        self._tell = link.tell
         self.pid = link.pid
         self._arrays = SharedArrays(core.pinned, link.sent_blocks, link.send_block, is_sent=link.node is not None)
         self._op_writer = OpWriter(lambda number, named: link.tell(Kind.DEFINE, _NUMBER.pack(number) + dumps(named)))
@@ -322,7 +321,7 @@ class RequestContext(ContextBase):
         submission, count = request.submission, request.count
         # At once if the child has nothing to do, and after every few requests: else it would wait
         # for the end of this loop iteration.
-        self._tell(kind, data, now=not self.in_flight or not number % _BURST)
+        self._link.tell(kind, data, now=not self.in_flight or not number % _BURST)
         self._pending[number] = request
         submission.launched += count
         submission.outstanding += count
@@ -353,7 +352,7 @@ class RequestContext(ContextBase):
         self._collect_dropped(max_count)
         freed, self._freed = self._freed, []
         if freed and self.fault is None:
-            self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
+            self._link.tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
 
     def _collect_dropped(self, max_count: int | None = None) -> None:
         """Move the buffers of dropped refs to those that the next message frees.
@@ -422,7 +421,7 @@ class RequestContext(ContextBase):
             raise ValueError(f"slab {slab} comes with {len(fds)} descriptors, or was not asked for")
         for fd in fds:
             memfd_identity(fd, nbytes)
-        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._tell, Kind.END_LOAN, _NUMBER.pack(number)))
+        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._link.tell, Kind.END_LOAN, _NUMBER.pack(number)))
         fds.clear()
 
     def _on_device_time(self, number: int, seconds: float) -> None:
