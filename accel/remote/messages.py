@@ -69,7 +69,7 @@ class Kind(enum.IntEnum):
     DEFINE = 22
     """An object that ops refer to by a number from now on: the number, and the object, pickled."""
     WORLD = 23
-    """A command to a rank of a world: a number, then as JSON a method of ``Members`` and arguments."""
+    """A command to a rank of a world: a number, and as JSON a ``Members`` method with arguments."""
     UNMAP_BLOCK = 12
     """A block of host memory to be unmapped: its number. All ops on it are answered."""
     MAP_SLAB = 11
