@@ -69,7 +69,7 @@ class _Service:
         if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
             return
-        if kind == Kind.WORLD and self._prepared is not None:  # before them, too: it may end their waits
+        if kind == Kind.WORLD and self._prepared is not None:  # before them: it may end their waits
             self._prepared.serve_world(data)
             return
         if kind == Kind.END_LOAN and self._prepared is not None:  # queued messages may wait for it

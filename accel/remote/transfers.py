@@ -229,19 +229,20 @@ class ArrayTransfers:
         # Begin only when the messages before are answered, unless the future has ended by then.
         try:
             await context.wait_answered(submission)
-            result_refs = () if submission.future.done() else context.make_results(submission, index, plan)
+            if submission.future.done():
+                self._pinned.arena.free(piece)
+                return
+            result_refs = context.make_results(submission, index, plan)
+            fault_action = context.take_fault_action(op.kind)
         except BaseException:
             self._pinned.arena.free(piece)
             raise
-        if submission.future.done():
-            self._pinned.arena.free(piece)
-            return
         if isinstance(submission, BatchSubmission):
             submission.dispatched += 1
         whole = (*plan.reads, *plan.writes, *result_refs)[0]
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
-        fault_action, making = context.take_fault_action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
+        making = [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
         sent: deque[PendingRequest] = deque()  # chunks that were not answered yet
         errors: list[AccelError | None] = []  # of those that were; None: it has moved
         begun = 0  # bytes of the array for which a chunk was sent
