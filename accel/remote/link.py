@@ -25,7 +25,6 @@ from accel.remote.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
     from collections.abc import Callable, Iterable, Sequence
 
     from accel.engine.core import DeviceCore
@@ -249,18 +248,9 @@ class Link:
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin_step(STARTUP_TIMEOUT)
         core.pinned.block_listeners.add(link.release_block)
-        try:
-            if node is None:
-                link.channel = link._open_channel(child.sock)
-            link.tell(Kind.CONFIG, config)
-        except BaseException as error:
-            link.on_exit = lambda _: None  # the listener never got this link: it gets the error
-            link.kill()
-            with contextlib.suppress(HostDiedError):  # a killed child that does not end
-                await link.child.aclose(grace=0.0)
-            if isinstance(error, OSError):  # the loop's selector has no room for the socket
-                raise start_error(error) from error
-            raise
+        if node is None:
+            await link._open_channel(child)
+        link.tell(Kind.CONFIG, config)
         return link
 
     async def _start_here(self, forkserver: ForkserverSlot) -> ChildProcess:
@@ -273,16 +263,25 @@ class Link:
         forked = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
         return forked or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
 
-    def _open_channel(self, sock: socket.socket) -> Channel:
-        """Return the channel to a child of this process, over this end of its socket pair."""
-        return Channel(
-            sock,
-            self._core.loop,
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-            max_received=MAX_ANSWER,
-            close_fds=self._core.disposal.close_fds,
-        )
+    async def _open_channel(self, child: ChildProcess) -> None:
+        """Open the channel to a child of this process; if that fails, end the child and raise."""
+        try:
+            self.channel = Channel(
+                child.sock,
+                self._core.loop,
+                on_message=self._on_message,
+                on_lost=self._on_lost,
+                max_received=MAX_ANSWER,
+                close_fds=self._core.disposal.close_fds,
+            )
+        except BaseException as error:
+            self.on_exit = lambda _: None  # the listener has not got this link, and gets the error
+            self.kill()
+            with contextlib.suppress(HostDiedError):  # it is in a system call that does not return
+                await child.aclose(grace=0.0)
+            if isinstance(error, OSError):  # the loop's selector has no room for the socket
+                raise start_error(error) from error
+            raise
 
     @property
     def pid(self) -> int:
