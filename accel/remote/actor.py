@@ -110,14 +110,10 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         """
         core = self._core
         while (spare := self._children.take_spare()) is not None:
-            promoted = core.options.standby if spare.is_warm else "starting"
+            promoted, timeout = (core.options.standby, _PROMOTION_TIMEOUT) if spare.is_warm else ("starting", STARTUP_TIMEOUT)
             ready = self._ready_future = core.loop.create_future()
             try:
-                return (
-                    await self._begin(spare, ready, copy_off_loop, _PROMOTION_TIMEOUT if spare.is_warm else STARTUP_TIMEOUT),
-                    spare,
-                    promoted,
-                )
+                return await self._begin(spare, ready, copy_off_loop, timeout), spare, promoted
             except AccelError as error:
                 logger.warning("standby_not_promoted", device=core.name, standby=core.options.standby, pid=spare.pid, error=error)
         # The first generation has time for the forkserver's imports; a later one is needed at once.
@@ -205,8 +201,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     async def receive(self, message: tuple[CopyCall, CopyDone], context: ActorContext) -> None:
         """Make a copy on a worker thread, then call its function on the loop with the error.
 
-        For what a child has returned that is too large to be copied on the loop. One after the
-        other, so that ops end in the order of their answers.
+        The copies are of arrays that are too large to be copied on the loop. They are made one
+        after the other, so that ops end in the order of their answers.
         """
         copy, on_done = message
         failed: AccelError | None = None
@@ -254,7 +250,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
                 ready.set_exception(decode_error(data))
             elif kind in (Kind.DONE, Kind.FAILED) and remote is not None and self._link is not None and self._link.questions:
                 remote.on_message(kind, data, fds)  # answers to questions to the spare
-            elif kind not in (Kind.MEMORY, Kind.BUSY):  # these come whenever the context is made
+            elif kind != Kind.MEMORY:  # which comes whenever the context is made
                 ready.set_exception(
                     HostDiedError(f"the child of {self._core.name} began with a message of kind {kind}", device=self._core.name)
                 )
@@ -267,10 +263,10 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
             self._fail_child(error)
 
     def on_expired(self, why: str) -> None:
-        """Fail the child, which has not done in time what ``why`` says; the watchdog calls this.
+        """Fail the child: a limit of its watchdog has expired, which ``why`` names.
 
-        A child on a node that is not heard has not hung: its machine, or the way to it, may be gone,
-        which says nothing of what it ran.
+        A child on a node that is not heard counts as lost, and not as hung: its machine, or the
+        network, may be gone, and such a fault says nothing of the ops that it ran.
         """
         name, link = self._core.name, self._link
         hung = link is None or link.node is None or link.watchdog.is_heard
@@ -283,8 +279,8 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
     def _fail_child(self, error: AccelError) -> None:
         """Report that the child has failed: to its start if that is in progress, else as a fault.
 
-        With neither a start nor a context, nothing waits for the child. It is killed by what gets
-        the error: by :meth:`_begin`, or after a fault by :meth:`restarting`.
+        With neither a start nor a context, nothing waits for the child. The receiver of the error
+        kills it: :meth:`_begin`, or after a fault :meth:`restarting`.
         """
         remote, ready = self._context, self._ready_future
         if ready is not None and not ready.done():
@@ -309,7 +305,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         if remote is not None and link is not None and remote.fault is None and not remote.in_flight:
             self._unpublish()
             remote.shut_down()
-            remote.ask_to_close()
+            link.tell(Kind.CLOSE, now=True)
             # Close the channel before the child's socket: else the loop would remove the reader of
             # the next descriptor of that number.
             link.channel.close()

@@ -172,7 +172,7 @@ class Answers:
         self._on_broken = on_broken
         self._succeeded: list[int] = []  # numbers for the next DONE message
         self._times: list[bytes] = []  # entries of the next TIMES message
-        self._sent_memory = (0, 0)  # what the last MEMORY message said
+        self._sent_memory = (0, 0)  # the values of the last MEMORY message
 
     def begin_generation(self) -> None:
         """Send the pending answers, and forget which memory was reported: a generation begins.

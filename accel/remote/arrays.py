@@ -28,20 +28,22 @@ MAX_INLINE_COPY = 128 << 10
 class SharedArray:
     """An array of an op, and its place in shared memory: it is copied there, or from there.
 
-    An array that is in shared memory itself, as pinned ones are, is not copied. Nor is one whose
-    child is on another machine: what is shared with the child is there, and the array is sent.
+    An array that is in shared memory itself, as pinned ones are, is not copied. Nor is one for a
+    child on another machine, to which it is sent: its piece of the arena is a place there.
 
     Attributes
     ----------
     place : ArenaSlice
-        Where the child finds it.
+        Block and offset of the array in the child.
     address : int
-        Where that place is in this process.
+        Address of the place in this process.
     array : ndarray
         The user's array.
+    is_copied : bool
+        Whether the array is copied to or from shared memory of this machine.
     """
 
-    __slots__ = ("_arena", "_piece", "_view", "address", "array", "place")
+    __slots__ = ("_arena", "_piece", "_view", "address", "array", "is_copied", "place")
 
     def __init__(
         self,
@@ -58,14 +60,15 @@ class SharedArray:
         # The view keeps the mapping until this is closed, also if the arena is closed before.
         slab: MemfdSlab | None = None if piece is None else piece.slab  # type: ignore[assignment]
         self._view = None if slab is None or is_sent else slab.view()
+        self.is_copied = self._view is not None
         self.address = address
         self.array = array
         self.place = place
 
     @property
-    def is_copied(self) -> bool:
-        """Whether the array is copied to or from shared memory of this machine."""
-        return self._view is not None
+    def holds_piece(self) -> bool:
+        """Whether the place takes memory of the arena, until :meth:`close`."""
+        return self._piece is not None
 
     @property
     def extent(self) -> tuple[int, int, int]:
@@ -89,7 +92,7 @@ class SharedArray:
             ctypes.memmove(self.array.ctypes.data, self.address, self.array.nbytes)
 
     def close(self) -> None:
-        """Free the place, which the child does not use any more. Idempotent."""
+        """Free the place: the child does not use it any more. Idempotent."""
         piece, self._piece, self._view = self._piece, None, None
         if piece is not None:
             self._arena.free(piece)
@@ -104,7 +107,7 @@ class CopyBack:
     Parameters
     ----------
     arrays
-        What to copy, and then to release.
+        The places, which are released after the copy.
     """
 
     __slots__ = ("_arrays", "_claim")
@@ -123,7 +126,7 @@ class CopyBack:
                 release_all(self._arrays)
 
     def give_up(self) -> None:
-        """Release the shared memory without a copy, unless :meth:`copy` has begun: it does then."""
+        """Release the shared memory without a copy; do nothing if :meth:`copy` has begun."""
         if self._claim.acquire(blocking=False):
             release_all(self._arrays)
 
@@ -155,7 +158,8 @@ class SharedArrays:
     def allocate(self, array: np.ndarray[Any, Any]) -> SharedArray | None:
         """Return a place for an array; ``None`` if it has to wait for one, or moves in chunks.
 
-        Called before its op is sent. Without a place the op waits, and later ones may overtake it.
+        Called before the array's op is sent. Without a place the op waits, and later ones may
+        overtake it.
         """
         if not array.nbytes:
             return SharedArray(self._arena, None, 0, array, ArenaSlice(0, 0, array.shape, DType.of(array.dtype)))
@@ -175,24 +179,24 @@ class SharedArrays:
     def place_now(self, ops: Sequence[KernelOp]) -> dict[int, SharedArray] | None:
         """Return places for the arrays of ops, by the op's index, and copy those of puts there.
 
-        ``None`` if one has to wait for its place, if they need more than about one chunk, which is
-        what a message takes of the memory that others wait for, or if the copies would occupy the
-        loop for long.
+        ``None`` if an array has to wait for its place; if the arrays take more than about one chunk
+        of the arena, for which others may wait; or if the copies would occupy the loop for long.
         """
         placed: dict[int, SharedArray] = {}
-        nbytes, to_copy, is_done = 0, 0, False
+        held, to_copy, is_done = 0, 0, False  # bytes of the arena; bytes to copy now
         try:
             for index, op in enumerate(ops):
                 array = host_array_of(op)
                 if array is None:
                     continue
-                shared = None if nbytes >= self._pinned.max_chunk else self.allocate(array)
+                shared = None if held >= self._pinned.max_chunk else self.allocate(array)
                 if shared is None:
                     return None
                 placed[index] = shared
-                if shared.is_copied:
-                    nbytes += array.nbytes
-                    to_copy += array.nbytes if type(op) is Put else 0
+                if shared.holds_piece:
+                    held += array.nbytes
+                if type(op) is Put and shared.is_copied:
+                    to_copy += array.nbytes
                 if to_copy > MAX_INLINE_COPY:
                     return None
             for index, shared in placed.items():
@@ -211,7 +215,10 @@ class SharedArrays:
         return SharedArray(self._arena, piece, piece.address, array, place, is_sent=self._is_sent)
 
     def send_block(self, shared: SharedArray) -> None:
-        """Send the child the block that an array is in, unless it has it: before its op is sent."""
+        """Send the child the block that an array is in, unless the child has it.
+
+        Called before the array's op is sent.
+        """
         number = shared.place.block
         if number and number not in self._sent_blocks:
             self._send_block(next(block for block in self._arena.blocks() if block.number == number))

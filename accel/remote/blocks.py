@@ -36,7 +36,7 @@ class MappedBlocks:
     Parameters
     ----------
     system
-        Has the worker threads for what may block.
+        Has the worker threads for calls that may block.
     busy
         Tells the parent's watchdog that a call that may take long is running.
     """

@@ -128,7 +128,7 @@ class Children:
         """Wait until the children that were killed have ended, and return whether they have.
 
         Ten seconds after a child was killed it is no longer waited for, and the log says so once
-        (``child_not_ended``). What it uses is never given out again before it has ended.
+        (``child_not_ended``). Its memory is never given out again before it has ended.
         """
         for link in tuple(self._ending):
             timed_out: HostDiedError | None = None

@@ -104,8 +104,8 @@ class RemoteContext(RequestContext):
     async def dispatch(self, submission: Submission) -> None:
         """Send a submission once the ops before it, and room for its arrays, allow it.
 
-        The device actor calls this for what :meth:`dispatch_now` and
-        :meth:`dispatch_batch_now` do not send.
+        The device actor calls this for submissions that :meth:`dispatch_now` and
+        :meth:`dispatch_batch_now` have not sent, or not to their end.
         """
         await self.apply_many_frees()
         if isinstance(submission, BatchSubmission):
@@ -183,16 +183,15 @@ class RemoteContext(RequestContext):
 
     async def attach(self, buffer: int, fd: int | None, nbytes: int) -> None:
         """Have the child map memory as a buffer; see :meth:`.sharing.sharing.Sharing.attach`."""
-        self.check_alive()
         if nbytes >= 1 << 63:  # more than a message can say
             raise OutOfMemoryError(f"no room for {nbytes} bytes", requested=nbytes, device=self.core.name)
         self._buffer_nbytes[buffer] = 0  # it does not count against the memory of the device
-        await self._link.ask(Kind.ATTACH, Attach.pack(buffer, nbytes), fds=() if fd is None else (fd,))
+        await self.ask(Kind.ATTACH, Attach.pack(buffer, nbytes), fds=() if fd is None else (fd,))
 
     async def drop_unregistered(self) -> None:
         """Have a promoted spare close the libraries that were unregistered since it opened them.
 
-        Called before its generation begins; then the link forgets what the spare had open.
+        Called before its generation begins. The link's record of open libraries is empty then.
         """
         libraries = self._link.libraries
         for name in [name for name, registration in libraries.items() if self.core.registrations.get(name) is not registration]:
@@ -230,7 +229,7 @@ class RemoteContext(RequestContext):
 class RemoteMembers:
     """The ranks of worlds that the child is; see :class:`accel.world.member.Members`.
 
-    What the child answers is checked by value.
+    The types of the child's answers are checked.
     """
 
     def __init__(self, context: RemoteContext) -> None:
@@ -255,9 +254,14 @@ class RemoteMembers:
         return answer
 
     async def _call(self, *call: Any) -> object:
+        """Have the child call a method, and return its answer, unchecked.
+
+        ``call`` is the name of the method, and its arguments.
+        """
         return await self._context.ask(Kind.WORLD, json.dumps(call).encode())
 
     def _meaningless(self, answer: object) -> ProtocolError:
+        """Return the error for an answer of a wrong type."""
         return ProtocolError(f"the child of {self._context.core.name} is a rank of a world, and answered {answer!r:.80}")
 
 

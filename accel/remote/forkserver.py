@@ -1,4 +1,4 @@
-"""The actor that keeps a device's forkserver, and has it import what the device's children need."""
+"""The actor that keeps a device's forkserver, and has it make the imports of the children."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class ForkserverActor(HelperProcessActor):
         slot.on_importing()  # children wait for it from here on
 
     async def _ensure_process(self) -> None:
-        """Start the forkserver unless it runs, and have it import what is registered.
+        """Start the forkserver unless it runs, and have it import the registered libraries.
 
-        Children that are wanted meanwhile wait for it: see :attr:`ForkserverSlot.is_importing`. Do
-        nothing once it was given up, or before it is wanted.
+        Children that are wanted meanwhile wait for it: see :attr:`ForkserverSlot.is_importing`.
+        Does nothing once it was given up, or before it is wanted.
         """
         core, slot = self._core, self._slot
         if self._is_given_up or not (core.is_ready or self._starts_before_ready):
@@ -75,9 +75,9 @@ class ForkserverActor(HelperProcessActor):
             slot.on_settled()
 
     async def _start(self) -> None:
-        """Start a forkserver, and have it import what all children of the device need.
+        """Start a forkserver, and wait until it has made the imports of all children.
 
-        Returns when that is imported. Until then no spare is started, which would import it again.
+        Until then no spare is started, which would make them again.
         """
         core, slot = self._core, self._slot
         self._imported.clear()

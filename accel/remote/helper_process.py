@@ -84,7 +84,7 @@ class HelperProcessActor(Actor[None, None]):
         request_check()
 
     def refused(self, message: None) -> None:
-        """Drop a check that came while the actor stops: what it keeps ends with it."""
+        """Drop a check that came while the actor stops: its process ends with it."""
 
     async def receive(self, message: None, context: ActorContext) -> None:
         """Check the process; end it once the device is lost or closed.

@@ -24,14 +24,16 @@ __all__ = ["InjectedFaults", "begin_action"]
 
 
 def begin_action(action: Injection | AccelError | None, link: Link, loop: asyncio.AbstractEventLoop) -> bytes | str | None:
-    """Begin a fault plan's action, and return what the child is to do, as a message has it.
+    """Begin a fault plan's action, and return the child's part of it, as a message has it.
 
-    An encoded error is raised there, or poisons the context if it is a fault; ``"poison"`` and
-    ``"hang"`` are by name; ``None``: nothing. An action that kills, kills the child here; for a
+    The child raises an encoded error, or poisons its context if that is a fault; ``"poison"`` and
+    ``"hang"`` are by name; ``None``: no part. An action that kills, kills the child here; for a
     hang, a thread is started that waits until the plan ends it.
     """
-    if action is None or isinstance(action, AccelError):
-        return None if action is None else encode_error(action)
+    if action is None:
+        return None
+    if isinstance(action, AccelError):
+        return encode_error(action)
     if action.kind == "poison":
         error = action.error  # ``None``: the backend's own
         return action.kind if error is None else encode_error(error.clone(scope=max(error.scope, FaultScope.CONTEXT)))
@@ -62,7 +64,7 @@ def _end_hang(link_ref: weakref.ref[Link]) -> None:
 
 
 class InjectedFaults:
-    """The child's fault plan: what the parent's has decided for each op of a message."""
+    """The child's fault plan: the actions of the parent's plan for the ops of a message."""
 
     def __init__(self) -> None:
         self._actions: deque[Injection | AccelError | None] = deque()
@@ -73,5 +75,5 @@ class InjectedFaults:
         self._actions.extend(actions)
 
     def take(self, kind: str) -> Injection | AccelError | None:
-        """Return what to do to the next op. The context asks for each op before it launches it."""
+        """Return the action for the next op. The context calls this before each launch."""
         return self._actions.popleft() if self._actions else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from accel._log import get_logger
 from accel.actors import RestartStrategy
 from accel.engine.options import ProcessHost
-from accel.errors import ClosedError, UnsupportedError
+from accel.errors import ClosedError, HostDiedError, UnsupportedError
 from accel.process.channel import Channel
 from accel.process.child import ChildProcess
 from accel.process.protocol import ProtocolError
+from accel.process.spawning import start_error
 from accel.remote.messages import Config, Kind
 from accel.remote.watchdog import Watchdog
 
@@ -55,10 +57,13 @@ generation, which only the parent counts.
 
 
 class Listener(Protocol):
-    """Handles what a child sends and its end: the actor that the child belongs to."""
+    """Handles a child's messages and its end: the actor that the child belongs to."""
 
     def on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle a message; see :class:`accel.process.channel.Channel`."""
+        """Handle a message that is none of PONG, LOG and BUSY, which the link handles.
+
+        See :class:`accel.process.channel.Channel`.
+        """
 
     def on_lost(self, error: AccelError | None) -> None:
         """Handle the loss of the connection; the child was killed."""
@@ -132,18 +137,21 @@ class Starter(Protocol):
 
 
 class Link:
-    """A child of a device, its connection, and what was sent to it and asked.
+    """A child of a device, its connection, and the record of what it has and of its questions.
 
     Attributes
     ----------
     child : Child
+        The process.
     channel : Messages
+        The connection to it.
     node : NodeMessages or None
-        Both of them, of a child on another machine, to which arrays are sent; ``None`` for one here,
-        which maps them.
+        Both of them in one object, if the child is on another machine: arrays are sent to it.
+        ``None`` for a child of this machine, which maps them.
     watchdog : Watchdog
+        Bounds the child's answers and its silence.
     listener : Listener
-        Handles what the child sends; another one after a promotion.
+        Handles the child's messages; another one after a promotion.
     on_exit : callable
         Called with the exit status of the child, once it has ended; by default the listener's.
     is_warm : bool
@@ -151,7 +159,7 @@ class Link:
     numbers : iterator of int
         Numbers of requests.
     questions : dict of int to Future
-        Number -> future of the answer, of requests that take no place in the order of ops.
+        Number -> future of the answer, of unanswered requests outside the order of ops.
     mapped_slabs : dict
         Of a spare child: number -> blocks, of the slabs of durable memory that it has mapped.
     libraries : dict
@@ -188,19 +196,20 @@ class Link:
         forkserver: ForkserverSlot,
         node: Starter | None,
     ) -> Link:
-        """Start or fork a child, here or on the device's node, and have it make ready what it can before a generation begins.
+        """Start or fork a child, here or on the device's node, and send it its configuration.
 
-        Returns before the child is ready; a message WARM or REFUSED follows.
+        The child makes ready all that it can before a generation begins, and then sends WARM or
+        REFUSED. This returns before that.
 
         Parameters
         ----------
         core
             State of the device that outlives its contexts.
         readiness
-            What the child makes ready: its imports, or its context too. For ``"model"`` that is the
-            context: the listener then sends slabs and libraries.
+            Which part the child makes ready: its imports, or its context too. For ``"model"`` that
+            is the context: the listener then sends slabs and libraries.
         listener
-            Handles what the child sends.
+            Handles the child's messages.
         forkserver
             Forks the child, if there is a forkserver and it is ready.
         node
@@ -225,7 +234,7 @@ class Link:
                 remedy="Give objects of classes that are defined at the top of a module that can be imported.",
             ) from error
         if node is None:
-            await link._start_here(forkserver)
+            link.child = child = await link._start_here(forkserver)
         else:
             link.child = link.channel = link.node = await node.start_child(
                 core,
@@ -235,30 +244,44 @@ class Link:
                 on_lost=link._on_lost,
                 on_exit=link._on_exit,
             )
+        # No await between the start of the child and this: _on_exit uses the watchdog.
         link.watchdog = Watchdog(core.loop, link, core.options, lambda why: link.listener.on_expired(why))
         link.watchdog.begin_step(STARTUP_TIMEOUT)
         core.pinned.block_listeners.add(link.release_block)
+        if node is None:
+            await link._open_channel(child)
         link.tell(Kind.CONFIG, config)
         return link
 
-    async def _start_here(self, forkserver: ForkserverSlot) -> None:
-        """Start or fork a child of this process, and open the channel to it.
+    async def _start_here(self, forkserver: ForkserverSlot) -> ChildProcess:
+        """Fork or start a child of this process, and return it.
 
         It is started where there is no forkserver, or the forkserver cannot fork now.
         """
         core, client = self._core, forkserver.client
         uvloop = is_uvloop(core.loop)
-        child = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
-        child = child or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
-        self.child = child
-        self.channel = Channel(
-            child.sock,
-            core.loop,
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-            max_received=MAX_ANSWER,
-            close_fds=core.disposal.close_fds,
-        )
+        forked = None if client is None else await client.fork(TARGET, uvloop=uvloop, on_exit=self._on_exit)
+        return forked or await ChildProcess.start(core.system, TARGET, uvloop=uvloop, on_exit=self._on_exit)
+
+    async def _open_channel(self, child: ChildProcess) -> None:
+        """Open the channel to a child of this process; if that fails, end the child and raise."""
+        try:
+            self.channel = Channel(
+                child.sock,
+                self._core.loop,
+                on_message=self._on_message,
+                on_lost=self._on_lost,
+                max_received=MAX_ANSWER,
+                close_fds=self._core.disposal.close_fds,
+            )
+        except BaseException as error:
+            self.on_exit = lambda _: None  # the listener has not got this link, and gets the error
+            self.kill()
+            with contextlib.suppress(HostDiedError):  # it is in a system call that does not return
+                await child.aclose(grace=0.0)
+            if isinstance(error, OSError):  # the loop's selector has no room for the socket
+                raise start_error(error) from error
+            raise
 
     @property
     def pid(self) -> int:
@@ -281,7 +304,7 @@ class Link:
         return seconds if since is None else seconds + self._core.loop.time() - since
 
     def end_busy(self) -> None:
-        """End the busy time, if the child is busy: it has said so, or nothing is in flight now."""
+        """Count the child as not busy: its message says so, or nothing is in flight any more."""
         self._busy = self.busy_seconds(), None
 
     def tell(self, kind: Kind, data: bytes = b"", fds: Sequence[int] = (), *, now: bool = False) -> None:
@@ -366,23 +389,21 @@ class Link:
     # -- called by the channel and the child
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle what concerns the process; give the listener the rest, and BUSY too.
+        """Handle LOG, BUSY and PONG; give the listener all other messages.
 
         Any message shows the watchdog that the child is alive.
         """
         self.watchdog.is_heard = True
         if fds and kind not in (Kind.NEW_SLAB, Kind.LENT):
             raise ProtocolError(f"the child of {self._core.name} sent {len(fds)} descriptors with a message of kind {kind}")
-        if kind == Kind.PONG:
-            return
         if kind == Kind.LOG:
             self._log(data)
-            return
-        if kind == Kind.BUSY:
+        elif kind == Kind.BUSY:
             self.end_busy()
             if data != b"\0":
                 self._busy = self._busy[0], self._core.loop.time()
-        self.listener.on_message(kind, data, fds)
+        elif kind != Kind.PONG:
+            self.listener.on_message(kind, data, fds)
 
     def _log(self, data: bytes) -> None:
         """Log an event of the child's log, with the device and the child's pid."""
@@ -396,12 +417,12 @@ class Link:
         logger.log(number, event, **pairs)
 
     def _on_lost(self, error: AccelError | None) -> None:
-        """Kill the child, because no messages can be exchanged any more, and tell the listener."""
+        """Kill the child, which is of no use without its connection, and notify the listener."""
         self.child.kill()  # if the connection has merely broken, the exit status says why
         self.listener.on_lost(error)
 
     def _on_exit(self, status: ExitStatus) -> None:
-        """Stop what runs for the child, and report its end by :attr:`on_exit`."""
+        """Stop the watchdog and the reports of closed blocks, and call :attr:`on_exit`."""
         self.watchdog.stop()
         self._core.pinned.block_listeners.discard(self.release_block)
         self.on_exit(status)
@@ -419,11 +440,11 @@ def backend_name(core: DeviceCore) -> str:
 
 
 def _child_config(core: DeviceCore, readiness: Literal["imports", "context", "model"]) -> Config:
-    """Return what a child is told first: the device's options, without those of the parent alone.
+    """Return the configuration of a child: the device's options, without those of the parent alone.
 
-    Fault plans, restarts, the overload policy and the limits, which its watchdog enforces, are the
-    parent's. A spare with ``readiness="model"`` is told ``"context"``: the libraries and slabs of
-    the model follow in further messages.
+    Fault plans, restarts, the overload policy and the limits, which the watchdog enforces, are the
+    parent's. A spare with ``readiness="model"`` gets ``"context"``: the libraries and slabs of the
+    model follow in further messages.
     """
     options: Any = core.options  # those of a device that is open, which the protocol of the engine does not name
     return Config(

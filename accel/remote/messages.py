@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
     """Kinds of messages. The parent's have low numbers."""
 
     CONFIG = 1
-    """The first message: what to open, a pickled :class:`Config`."""
+    """The first message: the device and its options, a pickled :class:`Config`."""
     BATCH = 3
     """Ops of one submission: those of a batch, or one that is awaited by itself."""
     FREE = 4
@@ -69,7 +69,7 @@ class Kind(enum.IntEnum):
     DEFINE = 22
     """An object that ops refer to by a number from now on: the number, and the object, pickled."""
     WORLD = 23
-    """What a rank of a world is to do: a number, and a method of ``Members`` with arguments, as JSON."""
+    """A command to a rank of a world: a number, and as JSON a ``Members`` method with arguments."""
     UNMAP_BLOCK = 12
     """A block of host memory to be unmapped: its number. All ops on it are answered."""
     MAP_SLAB = 11
@@ -88,7 +88,7 @@ class Kind(enum.IntEnum):
     READY = 101
     """The generation is ready: what its context offers, as JSON."""
     REFUSED = 102
-    """The last message: why there is no context."""
+    """The last message: the error that prevents a context."""
     DONE = 103
     """Requests that have succeeded: their numbers."""
     FAILED = 104
@@ -108,7 +108,7 @@ class Kind(enum.IntEnum):
     COMPILED = 123
     """A kernel was compiled: a number, and its layout as JSON."""
     WORLD_DONE = 126
-    """A rank has done what WORLD asked: the number, and what the method has returned, as JSON."""
+    """A rank has executed a WORLD command: the number, and the method's result, as JSON."""
     TIMES = 125
     """Numbers of requests that end with the next message, each with the nanoseconds of its device time."""
     TORN = 124
@@ -120,7 +120,7 @@ class Kind(enum.IntEnum):
     NEW_BUFFER = 110
     """A new durable buffer, and where it is: its slab, offset and size."""
     LENT = 111
-    """Comes before the answer to an op that lends, with the slab's descriptor; see :data:`Lent`."""
+    """A lent buffer, with the slab's descriptor; before the answer to its op. See :data:`Lent`."""
 
 
 def pack(
@@ -144,7 +144,7 @@ def pack(
     wire_ops
         The ops, as :class:`~accel.remote.op_codec.OpWriter` writes them.
     fault_actions
-        For each op what a fault plan does to it; ``None``: nothing to any.
+        For each op the action of the fault plan, see :func:`.begin_action`; ``None``: no actions.
     freed
         Buffers to be freed before the ops run.
     handle
@@ -194,8 +194,8 @@ class Config:
     options
         Of the device, as far as the child uses them.
     readiness
-        What to make ready before a generation begins: ``"imports"``, or the ``"context"`` too, with
-        what ``options.libraries`` need.
+        Which part to make ready before a generation begins: ``"imports"``, those of
+        ``options.libraries`` too, or also the ``"context"``.
     log_level
         The lowest level of events that are sent.
     """

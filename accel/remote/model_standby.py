@@ -28,7 +28,7 @@ logger = get_logger()
 class ModelStandbyActor(StandbyActor):
     """Keeps a spare child that has mapped the memory of registered libraries and opened the eager ones.
 
-    What a spare cannot map or open is logged once, and left to its promotion.
+    A slab or library that a spare cannot map or open is logged once, and left to its promotion.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class ModelStandbyActor(StandbyActor):
         return [*super()._subscriptions(), (self._core.registration_listeners, self._on_registrations)]
 
     def _on_prepared(self, link: Link) -> None:
-        """Have the spare, which has its context now, brought up to date with what is registered."""
+        """Have the spare, which has its context now, updated to the registered libraries."""
         self._prepared = link
         self._on_registrations()
 
@@ -59,9 +59,10 @@ class ModelStandbyActor(StandbyActor):
             self._request_check()
 
     async def _update(self, link: Link) -> None:
-        """Bring the spare up to what is registered now, each step within ``busy_timeout``.
+        """Update the spare to the libraries that are registered now; then it is ready.
 
-        Then it is ready. Do nothing for a spare that is ready, or has no context yet.
+        Each step must end within ``busy_timeout``. Does nothing for a spare that is ready, or has
+        no context yet.
         """
         if link is not self._prepared or link.is_warm:
             return
@@ -74,8 +75,8 @@ class ModelStandbyActor(StandbyActor):
     async def _update_step(self, link: Link) -> bool:
         """Have the spare close, map or open one thing; return ``False`` if nothing was left to do.
 
-        What is registered may change during each step, so every call compares anew. What has failed
-        counts as done.
+        Registrations may change during each step, so every call compares anew. A step that has
+        failed counts as done.
         """
         registrations = self._core.registrations
         # Close libraries that are registered no more.

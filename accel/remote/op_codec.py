@@ -1,9 +1,9 @@
 """Ops on the wire, from a parent to its child: plain values, and pickles of the rest.
 
 An op travels as ``(number of its class, values of its fields, marks)``. An entry ``(index, mark)``
-of the marks says that a value stands for something else. Classes, members of enumerations and compiled kernels
-have numbers, which the parent announces before it uses them. Only the child loads what its parent
-has sent; nothing that a child sends is unpickled.
+of the marks says that the value at that index stands for another object, of the kind ``mark``.
+Classes, members of enumerations and compiled kernels have numbers, which the parent announces
+before it uses them. Only a child unpickles, and only messages of its parent.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["OpReader", "OpWriter"]
 
 _REF, _NAMED, _TUPLE, _SPEC, _ARRAY, _PROGRAM, _PICKLED = range(7)
-"""What a value stands for: a ref, a named object, a tuple or a Spec with marks of its own, an array
-in shared memory, a recorded graph, or another object, pickled.
+"""Marks: the value stands for a ref, a named object, a tuple or a Spec with marks of its own, an
+array in shared memory, a recorded graph, or another object, pickled.
 """
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -54,7 +54,7 @@ class OpWriter:
 
     def __init__(self, announce: Callable[[int, object], None]) -> None:
         self._announce = announce
-        self._numbers: dict[Hashable, int] = {}  # of announced objects, by what identifies them
+        self._numbers: dict[Hashable, int] = {}  # of announced objects, by their class or _key_of()
         # Members of enumerations, by id(): not all can be hashed.
         self._numbered_members: dict[int, tuple[int, object]] = {}
         # Class -> its number, and the function that returns the values of an op's fields.
@@ -63,12 +63,12 @@ class OpWriter:
     def write(self, op: KernelOp, place: ArenaSlice | None = None) -> WireOp:
         """Return an op for :meth:`OpReader.read`. The caller has checked its refs.
 
-        Announces its class to the child before, and objects that are sent once, where they are new.
+        Its class, and objects that are sent once, are announced to the child if they are new.
 
         Parameters
         ----------
         op
-            What to send.
+            The op.
         place
             Where the array of a put or get lies in shared memory.
 
@@ -92,10 +92,10 @@ class OpWriter:
             ) from error
 
     def _encode_values(self, values: list[Any], place: ArenaSlice | None = None) -> tuple[list[Any], list[tuple[int, int]]]:
-        """Replace the values that are not plain by what stands for them, in place.
+        """Replace the values that are not plain by plain ones that stand for them, in place.
 
-        Return all values, and the marks of those that were replaced. The order of the checks is by
-        how often such a value occurs.
+        Return all values, and the marks of the replaced ones. The checks are in the order of how
+        often such values occur.
         """
         marks = []
         for i, value in enumerate(values):
@@ -115,8 +115,9 @@ class OpWriter:
             elif isinstance(value, np.ndarray) and place is not None:
                 values[i], mark = (place.block, place.offset, place.shape, place.dtype.value), _ARRAY
             elif isinstance(value, np.ndarray):
-                # An array without dimensions is a number.
-                values[i], mark = _pickled(value[()]) if value.ndim == 0 else _refuse_array(value), _PICKLED
+                if value.ndim:
+                    _refuse_array(value)
+                values[i], mark = _pickled(value[()]), _PICKLED  # without dimensions it is a number
             elif (key := _key_of(value)) is not None:
                 values[i], mark = self._number_of(key, value), _NAMED
                 if isinstance(value, enum.Enum):
@@ -131,7 +132,14 @@ class OpWriter:
     def _number_of(self, key: Hashable, value: object) -> int:
         """Return the number of an object; the first time, announce it to the child.
 
-        For what is the same in many ops, see :func:`_key_of`: it is pickled once.
+        For objects that are the same in many ops: each is pickled once.
+
+        Parameters
+        ----------
+        key
+            Identifies the object: a class itself, or its :func:`_key_of`.
+        value
+            The object.
         """
         number = self._numbers.get(key)
         if number is None:
@@ -200,9 +208,9 @@ class OpReader:
         return op
 
     def _decode_values(self, values: list[Any], marks: Sequence[tuple[int, int]]) -> None:
-        """Replace the values with marks by what they stand for, in place.
+        """Replace the values with marks by the objects that they stand for, in place.
 
-        Raises if one cannot be loaded here; those before it are replaced by then.
+        Raises if one cannot be loaded here; the values before it are replaced by then.
         """
         for i, mark in marks:
             value = values[i]
@@ -238,9 +246,9 @@ def _encode_ref(ref: AccelRef) -> tuple[Any, ...]:
 
 
 def _key_of(value: object) -> Hashable | None:
-    """Return what identifies an object that is sent once, and then named by a number.
+    """Return the identity of an object that is sent once, and then named by a number.
 
-    These are members of enumerations, and compiled kernels; ``None`` for all others.
+    These are members of enumerations, and compiled kernels; ``None`` for all other objects.
     """
     if isinstance(value, enum.Enum):  # a member need not be hashable
         # Combined flags are no members, and may be many.

@@ -15,7 +15,7 @@ __all__ = ["Preload", "preload"]
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """Names of what the forkserver imports.
+    """Names of the modules and libraries that the forkserver imports.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Preload:
     modules
         Modules that every child of the device imports.
     registration
-        A registered library; ``None``: the backend, and what every child imports.
+        A registered library; ``None``: the backend and ``libraries``, for every child.
     """
 
     backend: str
@@ -43,7 +43,7 @@ def preload(data: bytes) -> str:
     Raises
     ------
     Exception
-        What an import raises. Earlier imports stay.
+        The error of an import. Earlier imports stay.
     """
     request: Preload = pickle.loads(data)
     module, _, name = request.backend.partition(":")

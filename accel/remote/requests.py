@@ -49,13 +49,16 @@ CopyDone: TypeAlias = "Callable[[AccelError | None], None]"
 """Called on the loop after such a copy, with its error."""
 
 _NUMBER = struct.Struct("<Q")
-_buffer_of = operator.attrgetter("buffer")
+_buffer_of = operator.attrgetter("buffer")  # no Python call for each op, as in a comprehension
 
 _HEAD = 64 << 10
 """Bytes of a message kept free for what comes with ops: ids of results, fault actions, freed buffers."""
 
 _BURST = 16
-"""Ops of one loop iteration after which the parent flushes: the child runs them meanwhile."""
+"""Requests of one loop iteration after which the parent flushes: the child runs them meanwhile."""
+
+_ONE_OP_REMEDY = "Put the values that it holds on the device as an array, and give it the ref."
+"""Remedy for one op that does not fit into a message."""
 
 
 class RequestContext(ContextBase):
@@ -80,9 +83,7 @@ class RequestContext(ContextBase):
         super().__init__(core, owner)
         self._copy_off_loop = copy_off_loop
         self._link = link
-        self._tell = link.tell
         self.pid = link.pid
-        self.device = None  # the device is in the child
         self._arrays = SharedArrays(core.pinned, link.sent_blocks, link.send_block, is_sent=link.node is not None)
         self._op_writer = OpWriter(lambda number, named: link.tell(Kind.DEFINE, _NUMBER.pack(number) + dumps(named)))
         self._numbers = link.numbers
@@ -91,7 +92,7 @@ class RequestContext(ContextBase):
         self._questions = link.questions
         self._faults = core.options.faults
         self._freed: list[int] = []  # buffers that the next message frees
-        self._has_durable = False  # whether there was a durable buffer
+        self._has_durable = False  # whether a durable buffer was made or bound in this generation
         self.registered: set[str] = set()  # names of the registered libraries that the child has open
         self._buffer_nbytes: dict[int, int] = {}  # of the buffers that the child has
         link.watchdog.watch(self._pending, self._questions, self.busy_seconds)
@@ -126,7 +127,7 @@ class RequestContext(ContextBase):
                 room -= (nbytes := len(marshal.dumps(wire_op)))
                 if room < 0 and not wire_ops:
                     what = f"{submission.kinds[index]}, op {index} of a batch,"
-                    raise message_too_long(what, nbytes, "Put what it holds on the device as an array, and give it the ref.")
+                    raise message_too_long(what, nbytes, _ONE_OP_REMEDY)
             except AccelError as error:
                 error.op_index = index
                 refused = error.with_traceback(None)  # its frames hold this one
@@ -277,14 +278,16 @@ class RequestContext(ContextBase):
         """
         await self.wait_until(lambda: request.is_done)
 
-    async def ask(self, kind: Kind, data: bytes) -> Any:
+    async def ask(self, kind: Kind, data: bytes, fds: Sequence[int] = ()) -> Any:
         """Send a question, which takes no place in the order of ops, and wait for its answer.
+
+        The descriptors in ``fds`` go with the question; they remain the caller's.
 
         Return the layout if a kernel was compiled, what a rank of a world has returned, and
         ``None`` for other questions that succeeded; raise the error that the child answers.
         """
         self.check_alive()
-        return await self._link.ask(kind, data)
+        return await self._link.ask(kind, data, fds)
 
     def _send_ops(
         self, request: PendingRequest, result_ids: list[list[int]], wire_ops: list[WireOp], fault_actions: list[bytes | str | None] | None
@@ -300,6 +303,8 @@ class RequestContext(ContextBase):
         number, work = next(self._numbers), request.submission.observed
         is_timed = work is not None and work.is_timed
         data = pack(number, result_ids, wire_ops, fault_actions, self._freed, is_timed=is_timed)
+        if len(data) > MAX_MESSAGE:  # only a single op: send_batch limits the ops of a message
+            raise message_too_long(request.submission.name, len(data), _ONE_OP_REMEDY)
         if request.arrays and self._link.node is not None and self.fault is None:
             sources = [shared for shared in request.arrays if shared not in request.to_copy_back]
             self._link.node.announce(number, sources, request.to_copy_back)
@@ -316,7 +321,7 @@ class RequestContext(ContextBase):
         submission, count = request.submission, request.count
         # At once if the child has nothing to do, and after every few requests: else it would wait
         # for the end of this loop iteration.
-        self._tell(kind, data, now=not self.in_flight or not number % _BURST)
+        self._link.tell(kind, data, now=not self.in_flight or not number % _BURST)
         self._pending[number] = request
         submission.launched += count
         submission.outstanding += count
@@ -347,7 +352,7 @@ class RequestContext(ContextBase):
         self._collect_dropped(max_count)
         freed, self._freed = self._freed, []
         if freed and self.fault is None:
-            self._tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
+            self._link.tell(Kind.FREE, struct.pack(f"<{len(freed)}Q", *freed))
 
     def _collect_dropped(self, max_count: int | None = None) -> None:
         """Move the buffers of dropped refs to those that the next message frees.
@@ -398,7 +403,7 @@ class RequestContext(ContextBase):
             self.core.durable.tear((number for (number,) in _NUMBER.iter_unpack(data)), "an op that wrote it failed")
         elif kind in (Kind.NEW_SLAB, Kind.FREED_SLAB, Kind.NEW_BUFFER):
             self._buffer_nbytes.update(self._durable.on_message(kind, data, fds))
-        elif kind != Kind.BUSY:  # the link has handled that
+        else:
             raise ProtocolError(f"the child of {self.core.name} sent a message of kind {kind}", device=self.core.name)
 
     def _on_lent(self, data: bytes, fds: list[int]) -> None:
@@ -416,7 +421,7 @@ class RequestContext(ContextBase):
             raise ValueError(f"slab {slab} comes with {len(fds)} descriptors, or was not asked for")
         for fd in fds:
             memfd_identity(fd, nbytes)
-        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._tell, Kind.END_LOAN, _NUMBER.pack(number)))
+        loan.place(slab, nbytes, offset, fds[0] if fds else -1, partial(self._link.tell, Kind.END_LOAN, _NUMBER.pack(number)))
         fds.clear()
 
     def _on_device_time(self, number: int, seconds: float) -> None:
@@ -499,7 +504,7 @@ class RequestContext(ContextBase):
     def _retire(self, request: PendingRequest) -> None:
         """Release the shared memory of an answered request, and retire its ops.
 
-        A chunk has none: what waits for it in :meth:`wait_done` is woken.
+        A chunk has no op: its sender, which waits in :meth:`wait_done`, is woken.
         """
         if request.arrays:
             release_all(request.arrays)
@@ -540,15 +545,9 @@ class RequestContext(ContextBase):
 
     def fail_all(self, error: AccelError) -> None:
         """Fail questions and submissions in flight: the child does not answer any more."""
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(self.poisoned_error(error))
-        self._questions.clear()
+        if self._questions:
+            self._link.fail_questions(self.poisoned_error(error))
         super().fail_all(error)
-
-    def ask_to_close(self) -> None:
-        """Ask the child to release everything and end."""
-        self._tell(Kind.CLOSE, now=True)
 
     def shut_down(self) -> None:
         """Refuse further requests, and fail those in flight with :class:`ClosedError`.

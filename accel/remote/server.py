@@ -55,12 +55,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
-
 _FAULT_EXIT_CODE = 3
 """The exit code after a fault, which was reported before."""
 
-
-_REPORT = "This is an error in accel or in the backend: report it, with what the child has written to its standard error."
+_REPORT = "This is an error in accel or in the backend: report it, with the child's standard error."
 
 
 @dataclass(slots=True)
@@ -123,16 +121,21 @@ class Server:
         self._blocks.close_inherited()
 
     async def prepare(self) -> None:
-        """Make ready what the config asks for before a generation begins, and report it by WARM.
+        """Prepare for a generation, as far as the config asks for it, and then send WARM.
 
         Finds the device, makes the core, imports libraries; with ``readiness="context"``, makes the
-        context too. Raises :class:`BackendUnavailableError` if the device is not there.
+        context too.
+
+        Raises
+        ------
+        BackendUnavailableError
+            The device is not there any more.
         """
         config, system = self._config, self._system
         # Find the device, whose index may be another one in this process.
         module, _, name = config.backend.partition(":")
         backend = (await system.run_blocking(partial(getattr, importlib.import_module(module), name)))()
-        self._files = DeviceFiles(getattr(backend, "device_files", ()))
+        self._files = DeviceFiles(getattr(backend, "device_files", ()))  # kept: forks close them
         devices = await system.run_blocking(backend.devices)
         description = next((device for device in devices if device.uuid == config.uuid), None)
         if description is None:
@@ -200,9 +203,9 @@ class Server:
         self.on_fault(HostDiedError(f"the child of {name} failed: {shown}", device=name, scope=FaultScope.CONTEXT, remedy=_REPORT))
 
     async def handle(self, kind: int, data: bytes, fds: list[int]) -> None:
-        """Handle one message, and wait for what it takes. Messages after it wait meanwhile.
+        """Handle one message, and wait until it is handled: messages after it wait meanwhile.
 
-        The descriptors in ``fds`` are this method's to close.
+        Its descriptors, ``fds``, are this method's to close.
         """
         outcome = self.handle_now(kind, data)
         if isinstance(outcome, (RemoteOp, RemoteBatch)):
@@ -233,14 +236,17 @@ class Server:
     def handle_now(self, kind: int, data: bytes) -> bool | RemoteOp | RemoteBatch:
         """Handle a message at once if it need not wait, and return ``True``.
 
-        Else return its ops, decoded, for :meth:`dispatch`; or ``False``, with nothing done. Ops that
-        cannot be decoded, or whose dispatch raises, are reported as failed here.
+        Else return its decoded ops, for :meth:`dispatch`; or ``False`` if nothing was done. Ops
+        that cannot be decoded, or whose dispatch raises, are reported as failed here.
         """
         if kind == Kind.BATCH:
             submission = self._take_batch(data)
             if submission is not None:
+                context = self.context
                 try:
-                    return self._dispatch_now(submission) or submission
+                    if isinstance(submission, RemoteOp):
+                        return context.dispatch_now(submission) or submission
+                    return context.dispatch_batch_now(submission) or submission
                 except BaseException as error:
                     reject(submission, error, self._core.loop)
         elif kind == Kind.FREE:
@@ -256,11 +262,6 @@ class Server:
         else:
             return False
         return True
-
-    def _dispatch_now(self, submission: RemoteOp | RemoteBatch) -> bool:
-        """Dispatch ops if they need not wait; return whether they were."""
-        context = self.context
-        return context.dispatch_now(submission) if isinstance(submission, RemoteOp) else context.dispatch_batch_now(submission)
 
     def _take_batch(self, data: bytes) -> RemoteOp | RemoteBatch | None:
         """Decode a BATCH message, of one op or more, to a submission.
@@ -345,12 +346,11 @@ class Server:
 
         The parent sends it before the first op that has the object among its fields.
         """
-        (number,) = struct.unpack_from("<Q", data)
         named: object = None
         # An import raises anything. Ops that name the object are refused then.
         with self._busy, contextlib.suppress(BaseException):
             named = pickle.loads(data[8:])
-        self._op_reader.define(number, named)
+        self._op_reader.define(_number_of(data), named)
 
     def _new_ref(self, buffer: int, spec: Any) -> AccelRef:
         """Return a ref for a result that an op makes, under the parent's number."""
@@ -419,7 +419,10 @@ class Server:
 
     @contextlib.contextmanager
     def _reporting(self, number: int, fds: Sequence[int] = ()) -> Iterator[None]:
-        """Report the success of the block, or what it raises, as the end of a request; close ``fds``, whatever happens."""
+        """Report the success of a block, or its error, as the end of a request.
+
+        Closes ``fds`` in any case.
+        """
         try:
             yield
         except Exception as error:
@@ -441,11 +444,11 @@ class Server:
         task.add_done_callback(self._answering.discard)
 
     def serve_world(self, data: bytes) -> None:
-        """Handle a WORLD message: do as a rank what the service's process says."""
+        """Handle a WORLD message: have a rank of this process execute the parent's command."""
         self._answer_in_task(self._run_member(data))
 
     async def _run_member(self, data: bytes) -> None:
-        """Call a method of the context's ``Members``, and answer with what it returns.
+        """Call a method of the context's ``Members``, and answer with its result.
 
         In a task: joining waits for the other ranks, and is ended by a later message.
         """
@@ -462,7 +465,7 @@ class Server:
 
         In a task: ops that are sent meanwhile are not held up.
         """
-        (number,) = struct.unpack_from("<Q", data)
+        number = _number_of(data)
         try:
             with self._busy:
                 layout = await self._system.run_blocking(packed_layout, self.context.device, self._core.name, data[8:])
@@ -480,8 +483,10 @@ class Server:
 
         A hang lasts until its END_HANGS, which may overtake the op that hangs: on a node it does.
         """
-        if action is None or action == "poison":
-            return None if action is None else Injection("poison")
+        if action is None:
+            return None
+        if action == "poison":
+            return Injection("poison")
         if action == "hang":
             return Injection("hang", release=lambda: cast("None", self._ended_hangs.acquire()))
         error = decode_error(cast("bytes", action))

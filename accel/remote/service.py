@@ -69,10 +69,10 @@ class _Service:
         if kind == Kind.PING:  # before queued messages: it asks whether the loop runs
             self._channel.send(Kind.PONG)
             return
-        if kind == Kind.WORLD and self._prepared is not None:  # also before them: it may end what they wait for
+        if kind == Kind.WORLD and self._prepared is not None:  # before them: it may end their waits
             self._prepared.serve_world(data)
             return
-        if kind == Kind.END_LOAN and self._prepared is not None:  # what is queued may wait for it
+        if kind == Kind.END_LOAN and self._prepared is not None:  # queued messages may wait for it
             self._prepared.end_loan(data)
             return
         outcome: bool | RemoteOp | RemoteBatch = False  # True: done; False: not begun; else decoded, to be dispatched
@@ -184,7 +184,7 @@ class ForwardingHandler(logging.Handler):
             pairs = {str(key): value if isinstance(value, (int, float, bool)) else str(value)[:_MAX_TEXT] for key, value in fields.items()}
             data = json.dumps([record.levelname.lower(), event, pairs]).encode()
             self._loop.call_soon_threadsafe(self._send, data)
-        except Exception:  # a failure to log must not harm what is logged
+        except Exception:  # a failure to log must not harm the code that logs
             self.handleError(record)
 
     def _send(self, data: bytes) -> None:

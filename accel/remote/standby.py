@@ -38,8 +38,8 @@ class StandbyActor(HelperProcessActor):
     children
         Has the places of spare children, of which this is one.
     readiness
-        What the spare makes ready before its promotion: its ``"imports"``, or its ``"context"``
-        too, or what a ``"model"`` needs besides; see
+        Which part the spare makes ready before its promotion: its ``"imports"``, or its
+        ``"context"`` too, or also the memory and libraries of a ``"model"``; see
         :class:`~accel.remote.model_standby.ModelStandbyActor`.
     """
 
@@ -104,7 +104,7 @@ class StandbyActor(HelperProcessActor):
 
     @property
     def state(self) -> str:
-        """The state of the spare; setting it wakes what waits for a spare that is ready."""
+        """The state of the spare; setting it wakes the callers that wait for a ready spare."""
         return self._state
 
     @state.setter
@@ -167,7 +167,7 @@ class StandbyActor(HelperProcessActor):
         elif kind in (Kind.REFUSED, Kind.FAULT):
             self._give_up(decode_error(data))
             link.kill()
-        elif kind not in (Kind.MEMORY, Kind.BUSY):  # a spare's memory is counted from its promotion on
+        elif kind != Kind.MEMORY:  # a spare's memory is counted from its promotion on
             raise ProtocolError(f"the spare child of {core.name} sent a message of kind {kind}", device=core.name)
 
     def _on_answer(self, link: Link, number: int, error: AccelError | None) -> None:
@@ -215,7 +215,7 @@ class StandbyActor(HelperProcessActor):
     async def stopped(self, context: ActorContext) -> None:
         """Remove the place, and end the spare."""
         self._children.spares.remove(self)
-        self._core.lifecycle.wake()  # what waits for a spare to be ready
+        self._core.lifecycle.wake()  # the callers that wait for a ready spare
         await super().stopped(context)
 
     async def _end_process(self) -> None:

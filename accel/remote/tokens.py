@@ -1,10 +1,11 @@
 """Buffers by their tokens, for other processes of this machine and of the same user.
 
-An agent is such a process, and asks for those on other machines: see :mod:`accel.node.agent`.
+Processes on other machines ask through an agent of this one: see :mod:`accel.node.agent`.
 
 A device listens on an abstract Unix socket from the first token on that it has published. A
 connection is for one request: for the memory of a buffer, or for a copy. The answer is a descriptor
-and what is in its memory. The kernel tells each end the user of the other one.
+of that memory, with its size, shape, dtype and hardware. The kernel tells each end of a connection
+the user of the other end.
 """
 
 from __future__ import annotations
@@ -71,8 +72,11 @@ _MOST_ACCEPTED: Final = 256
 _RETRY_PAUSE: Final = 0.01
 """Seconds between attempts to connect while there is no room for one to wait."""
 _MAX_REQUEST: Final = 1 << 13
+"""Bytes of the longest request."""
 _MAX_ANSWER: Final = 1 << 17
-"""Bytes: the texts of an error are bounded to less."""
+"""Bytes of the longest answer: the texts of an error are bounded to less."""
+_CREDENTIALS: Final = struct.Struct("iII")
+"""The kernel's struct ucred: process id, user id, group id."""
 _OWN_TOKENS: Final = "Give what device.publish() returned."
 _ONE_ACCEL: Final = "Use the same accel in both processes."
 
@@ -81,11 +85,11 @@ class _Kind(enum.IntEnum):
     """Kinds of the messages, one of each end."""
 
     REQUEST = 1
-    """A token, what is asked for, and the seconds for it, as JSON."""
+    """A token, whether a copy is asked for, and the seconds for it, as JSON."""
     ANSWER = 2
     """Size, shape, dtype and hardware of the memory, as JSON, and its descriptor."""
     REFUSED = 3
-    """Why not, as an error."""
+    """The error that prevents an answer."""
 
 
 class _Source(Protocol):
@@ -125,7 +129,7 @@ class PublishedRefs:
         return dataclasses.replace(token, node=socket.gethostname())
 
     async def aclose(self) -> None:
-        """Stop listening, and end what is being answered. Idempotent."""
+        """Stop listening, and cancel the requests that are being answered. Idempotent."""
         if self._listener is not None:
             self._core.loop.remove_reader(self._listener)
             if self._pause is not None:
@@ -207,7 +211,13 @@ class PublishedRefs:
 
     @contextlib.asynccontextmanager
     async def _answer(self, kind: int, payload: bytes) -> AsyncIterator[tuple[Any, ...]]:
-        """Yield what a request asks for, as a :class:`~accel.SharedMemory`."""
+        """Yield the fields of the :class:`~accel.SharedMemory` that a request asks for.
+
+        Raises
+        ------
+        AccelError
+            If the request is none, or the buffer was not published, or cannot be shared.
+        """
         if kind != _Kind.REQUEST:
             raise ProtocolError(f"a message of kind {kind} is no request for a token", remedy=_ONE_ACCEL)
         token, is_copy, seconds = decode_request(payload)
@@ -236,9 +246,9 @@ class PublishedRefs:
 async def fetch(
     token: AccelToken, seconds: float | None, disposal: Disposal, device: str | None, *, copy: bool = False
 ) -> AsyncIterator[Any]:
-    """Yield what the device of a token answers: a :class:`~accel.SharedMemory`, not checked yet.
+    """Yield the answer of a token's device: the fields of a :class:`~accel.SharedMemory`.
 
-    The descriptor is closed at the end of the block.
+    Only their number is checked. The descriptor is closed at the end of the block.
 
     Parameters
     ----------
@@ -256,17 +266,19 @@ async def fetch(
     Raises
     ------
     InvalidArgumentError
-        If it is no such token.
+        If the token is none that was published.
     StaleRefError
         If the buffer, or its process, is gone.
     UnsupportedError
-        If another user has it.
+        If the buffer is of a process of another user.
+    OutOfMemoryError
+        If this process has no descriptor left.
     BackendUnavailableError
-        If this process has no descriptor for it, or the other one cannot share the buffer now.
+        If the other process cannot share the buffer now.
     DeadlineExceededError
         If there is no answer in time.
     ProtocolError
-        If the answer is none.
+        If the answer is malformed.
     """
     seconds = _ANSWER_SECONDS if seconds is None else seconds
     request = encode_request(token, seconds, copy)
@@ -293,9 +305,9 @@ async def fetch(
 async def fetch_copy(
     token: AccelToken, seconds: float | None, system: ActorSystem, disposal: Disposal, device: str | None
 ) -> AsyncIterator[np.ndarray[Any, Any]]:
-    """Yield a copy of what a token names, in memory that its process has made for it.
+    """Yield a copy of a token's array, in memory that the array's process has made for it.
 
-    Parameters and errors are those of :func:`fetch`; ``system`` has the threads for what blocks.
+    Parameters and errors are those of :func:`fetch`; ``system`` has threads for calls that block.
     """
     async with fetch(token, seconds, disposal, device, copy=True) as (fd, nbytes, shape, dtype, _):
         spec = Spec(as_shape(shape), DType.of(dtype))
@@ -309,7 +321,7 @@ async def fetch_copy(
 
 
 def _array_in(slab: MemfdSlab, shape: tuple[int, ...], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return the array at the beginning of a slab, which lives as long as that.
+    """Return the array at the beginning of a slab, whose memory stays mapped while the array lives.
 
     Raises
     ------
@@ -323,7 +335,26 @@ def _array_in(slab: MemfdSlab, shape: tuple[int, ...], dtype: DType) -> np.ndarr
 
 
 class _End:
-    """One end of a connection, and the message of the other end."""
+    """One end of a connection, and the message of the other end.
+
+    Parameters
+    ----------
+    sock
+        The connected socket, which this object owns from here on.
+    max_received
+        Bytes of the longest message that is received.
+    close_fds
+        Closes descriptors.
+
+    Attributes
+    ----------
+    channel : Channel
+        Sends this end's message.
+    message : Future
+        Kind and payload of the other end's message, or the error that prevents it.
+    fds : list of int
+        Descriptors that came with the message; closed by :meth:`close`.
+    """
 
     def __init__(self, sock: socket.socket, max_received: int, close_fds: Callable[[Iterable[int]], object]) -> None:
         loop = asyncio.get_running_loop()
@@ -335,6 +366,7 @@ class _End:
         )
 
     def _on_message(self, kind: int, payload: bytes, fds: list[int]) -> None:
+        """Keep the message and its descriptors; a second one violates the protocol."""
         if self.message.done():
             raise ProtocolError("a connection is for one request")
         self.fds += fds
@@ -342,11 +374,12 @@ class _End:
         self.message.set_result((kind, payload))
 
     def _on_lost(self, error: AccelError | None) -> None:
+        """Fail the wait for the message, if it has not come."""
         if not self.message.done():
             self.message.set_exception(error or HostDiedError("the other process has closed the connection"))
 
     def close(self) -> None:
-        """Close the connection, and what has come with the message."""
+        """Close the connection, and the descriptors that came with the message."""
         self.channel.close()
         self._close_fds(self.fds)
 
@@ -360,7 +393,15 @@ def _address(identity: str) -> bytes:
 
 
 def _new_socket(shortage: str) -> socket.socket:
-    """Return a socket that never blocks; raise, and say what there is no descriptor for."""
+    """Return a socket that never blocks; ``shortage`` is what a lack of descriptors prevents.
+
+    Raises
+    ------
+    UnsupportedError
+        This system does not tell the user at the other end of a connection.
+    OutOfMemoryError
+        There is no descriptor left.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         raise UnsupportedError("this system does not tell the user of another process", remedy="Send the data: await device.get(ref).")
     try:
@@ -373,7 +414,13 @@ def _new_socket(shortage: str) -> socket.socket:
 
 
 def _listen(identity: str) -> socket.socket:
-    """Return the socket of a device."""
+    """Return the socket on which a device listens.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Another process has a socket of this name.
+    """
     listener = _new_socket("a token cannot be published")
     try:
         listener.bind(_address(identity))
@@ -389,7 +436,15 @@ def _listen(identity: str) -> socket.socket:
 
 
 async def _connect(token: AccelToken) -> socket.socket:
-    """Return a connection to the device of a token, once there is room; raise unless it is of the same user."""
+    """Return a connection to the device of a token, once there is room for it.
+
+    Raises
+    ------
+    UnsupportedError
+        The device is of a process of another user.
+    StaleRefError
+        Nothing listens there.
+    """
     sock = _new_socket(f"{token!r} cannot be asked for")
     try:
         while True:
@@ -412,10 +467,12 @@ async def _connect(token: AccelToken) -> socket.socket:
 
 def _user_of(sock: socket.socket) -> int:
     """Return the user of the process at the other end."""
-    return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+    _pid, user, _group = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
 
 
 def _gone(token: AccelToken) -> StaleRefError:
+    """Return the error for a token whose device does not listen, or has closed the connection."""
     where = "" if token.node in ("", socket.gethostname()) else f" It is of machine {token.node}, and this is {socket.gethostname()}."
     return StaleRefError(
         f"no process of this machine has {token!r}: its device is closed, or has published nothing.{where}",
@@ -441,7 +498,15 @@ def encode_request(token: AccelToken, seconds: float, copy: bool) -> bytes:
 
 
 def decode_request(payload: bytes) -> tuple[AccelToken, bool, float]:
-    """Return token, whether it is to be copied, and seconds. What the token names is checked later."""
+    """Return a request's token, whether a copy is asked for, and the seconds for the answer.
+
+    The values of the token's fields are checked later.
+
+    Raises
+    ------
+    ProtocolError
+        If the bytes are no request.
+    """
     try:
         request = json.loads(payload)
         fields, seconds = request["token"], request["seconds"]
@@ -457,7 +522,15 @@ def decode_request(payload: bytes) -> tuple[AccelToken, bool, float]:
 
 
 def _decode_answer(kind: int, payload: bytes, descriptors: int) -> tuple[int, tuple[int, ...], str, str]:
-    """Return size, shape, dtype and hardware of what was answered; their values are checked later."""
+    """Return size in bytes, shape, dtype and hardware of the memory that was answered.
+
+    Their values are checked later.
+
+    Raises
+    ------
+    ProtocolError
+        If the message is no answer with one descriptor.
+    """
     try:
         nbytes, shape, dtype, uuid = json.loads(payload)
         if kind != _Kind.ANSWER or descriptors != 1:

@@ -15,7 +15,7 @@ from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
 from accel.ops import Empty, Get, Put
 from accel.ref import RefView
-from accel.remote.arrays import MAX_INLINE_COPY, host_array_of, release_from
+from accel.remote.arrays import MAX_INLINE_COPY, host_array_of, release_all, release_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ MAX_MESSAGE_OPS = 512
 
 
 class ArrayTransfers:
-    """Sends what has to wait before it is sent to a child: ops with arrays, and long batches.
+    """Sends submissions that cannot be sent at once to a child: ops with arrays, and long batches.
 
     Each message of a submission follows the answer to the one before: so the first op that fails is
     the last one that the child has seen. The arrays of the next message of a batch are copied
@@ -61,7 +61,7 @@ class ArrayTransfers:
         self._context_over: asyncio.Future[None] = context.core.loop.create_future()
 
     def on_context_over(self) -> None:
-        """Wake what waits for room: the context has faulted or was closed."""
+        """Wake the transfers that wait for shared memory: the context has faulted or was closed."""
         if not self._context_over.done():
             self._context_over.set_result(None)
 
@@ -98,9 +98,8 @@ class ArrayTransfers:
                 await context.wait_answered(submission)
                 commands = min(end - start, limit)
                 if not context.has_room(commands):
-                    # An array in chunks may take that room, and wait for the memory that this holds.
-                    release_from(arrays, start)
-                    arrays.clear()
+                    # Ops in chunks may have that room, and wait for the memory that this holds.
+                    release_all(arrays.values())
                     await context.wait_for_room(commands)
                     continue
                 if submission.future.done():
@@ -126,14 +125,14 @@ class ArrayTransfers:
         ``start``: there is no message to send. If that op has moved, ``submission.dispatched`` was
         raised by one, so the next message begins behind it.
         """
-        copied, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))
+        held, end = 0, min(start + MAX_MESSAGE_OPS, len(ops))  # held: bytes of the arena
         for index in range(start, end):
             array = host_array_of(ops[index])
             if array is None:
                 continue
-            # About one chunk is copied for a message: the child runs it while the next one's arrays
-            # are copied. Only the first op waits for room, because a transfer that waits holds none.
-            shared = self._arrays.allocate(array) if index == start or copied < self._pinned.max_chunk else None
+            # A message takes about one chunk: the child runs it while the next one's arrays are
+            # copied. Only the first op waits for room, because a transfer that waits holds none.
+            shared = self._arrays.allocate(array) if index == start or held < self._pinned.max_chunk else None
             if shared is None and index > start:
                 return index
             try:
@@ -144,23 +143,29 @@ class ArrayTransfers:
                 raise
             if shared is None:
                 return index
-            if shared.is_copied:  # an array that is in shared memory itself takes no more of it
-                copied += array.nbytes
+            if shared.holds_piece:  # a pinned array takes no more of the arena
+                held += array.nbytes
             arrays[index] = shared
         return end
 
     async def _place_array(
         self, submission: Submission, index: int, op: KernelOp, plan: Plan, shared: SharedArray | None
     ) -> SharedArray | None:
-        """Copy the array of a put, op ``index``, to its place; without a ``shared`` one wait for it.
+        """Return the place of the array of op ``index``, to which a put's array is copied.
 
-        ``None`` if nothing is left to send: the submission's future has ended, or the array is
-        larger than a chunk, has moved in chunks here, and the op has ended.
+        The place is ``shared``, or without that a new one, for which this waits. ``None`` if
+        nothing is left to send: the submission's future has ended; or the array is larger than a
+        chunk, and has moved in chunks here, which ends the op.
         """
         array = host_array_of(op)
         assert array is not None, "other ops need no room"
         if shared is None:
-            piece = await self._wait_piece(array.nbytes, submission)
+            workload = self._context.core.workload
+            workload.in_hand += 1  # a transfer counts as queued until it has memory
+            try:
+                piece = await self._wait_piece(array.nbytes, submission.future)
+            finally:
+                workload.in_hand -= 1
             if piece is None:
                 return None
             if piece.nbytes < array.nbytes:
@@ -187,28 +192,24 @@ class ArrayTransfers:
             shared.close()
             raise
 
-    async def _wait_piece(self, nbytes: int, submission: Submission, *, is_begun: bool = False) -> Block | None:
+    async def _wait_piece(self, nbytes: int, *given_up: asyncio.Future[Any]) -> Block | None:
         """Wait in turn for a piece of shared memory for an array, or for a chunk of it.
 
-        The caller frees the piece, which may be smaller than ``nbytes``. ``None`` if the submission's
-        future ends before the transfer has begun; with ``is_begun`` the piece is waited for all the
-        same. Raises the fault of the context.
+        The caller frees the piece, which may be smaller than ``nbytes``. ``None`` if a future of
+        ``given_up`` ends before. Raises the fault of the context.
         """
-        context, core = self._context, self._context.core
-        waiting = core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
-        core.workload.in_hand += 0 if is_begun else 1  # a transfer counts as queued until it begins
-        # Wait for room, for the end of the context, or of the submission's future.
+        context = self._context
+        waiting = context.core.loop.create_task(self._pinned.wait_chunk(nbytes, context.check_alive))
+        ends: list[asyncio.Future[Any]] = [waiting, self._context_over, *given_up]
         try:
-            ends: list[asyncio.Future[Any]] = [waiting, self._context_over]
-            await asyncio.wait(ends if is_begun else [*ends, submission.future], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done() and context.fault is None:
                 return waiting.result()
             if waiting.done() and waiting.exception() is None:  # with a fault in the same iteration
                 self._pinned.arena.free(waiting.result())
             context.check_alive()
-            return None  # the future has ended
+            return None
         finally:
-            core.workload.in_hand -= 0 if is_begun else 1
             if not waiting.done():
                 waiting.cancel()
 
@@ -228,27 +229,30 @@ class ArrayTransfers:
         # Begin only when the messages before are answered, unless the future has ended by then.
         try:
             await context.wait_answered(submission)
-            result_refs = () if submission.future.done() else context.make_results(submission, index, plan)
+            if submission.future.done():
+                self._pinned.arena.free(piece)
+                return
+            result_refs = context.make_results(submission, index, plan)
+            fault_action = context.take_fault_action(op.kind)
         except BaseException:
             self._pinned.arena.free(piece)
             raise
-        if submission.future.done():
-            self._pinned.arena.free(piece)
-            return
         if isinstance(submission, BatchSubmission):
             submission.dispatched += 1
         whole = (*plan.reads, *plan.writes, *result_refs)[0]
         context.begin_chunked(submission)
         # The first message makes the whole buffer, too, and carries the fault plan's action.
-        fault_action, making = context.take_fault_action(op.kind), [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
+        making = [Empty(ref.shape, ref.dtype, ref.durable) for ref in result_refs]
         sent: deque[PendingRequest] = deque()  # chunks that were not answered yet
         errors: list[AccelError | None] = []  # of those that were; None: it has moved
-        begun = 0
+        begun = 0  # bytes of the array for which a chunk was sent
         try:
             # A put that has begun goes on without its caller: else the buffer would be torn.
             while not any(errors) and begun < flat.nbytes and (is_put or not submission.future.done()):
                 if begun:
-                    piece = await self._wait_next_piece(flat.nbytes - begun, submission)
+                    next_piece = await self._wait_piece(flat.nbytes - begun)
+                    assert next_piece is not None, "a transfer that has begun is not given up"
+                    piece = next_piece
                 shared = self._arrays.in_piece(piece, flat[begun : begun + piece.nbytes])
                 view = RefView(whole, whole.offset + begun, shared.place.shape, DType.UINT8)
                 step = Put(shared.array, view) if is_put else Get(view, shared.array)
@@ -257,8 +261,8 @@ class ArrayTransfers:
                 sent.append(context.send_chunk(submission, [*making, step], [*result_ids, []], shared, fault_action))
                 fault_action, making = None, []
                 begun += shared.array.nbytes
-                # The next one is on its way while the child copies one, except for the first one of
-                # those that make a buffer.
+                # Two chunks may be in flight; but if the first one makes the buffer, it is answered
+                # before the second is sent.
                 errors += await self._wait_chunks(sent, most=1 if errors or not result_refs else 0)
             errors += await self._wait_chunks(sent, most=0)
         except Exception as error:  # such as a shortage of threads
@@ -277,15 +281,12 @@ class ArrayTransfers:
         self._pinned.trim()
 
     async def _wait_chunks(self, sent: deque[PendingRequest], *, most: int) -> list[AccelError | None]:
-        """Wait until at most some chunks have no answer; return the errors of the others, in order."""
+        """Wait until at most ``most`` chunks have no answer, and remove the others from ``sent``.
+
+        Return their errors, the oldest first; ``None`` for a chunk that has moved.
+        """
         errors = []
         while len(sent) > most:
             await self._context.wait_done(sent[0])
             errors.append(sent.popleft().error)
         return errors
-
-    async def _wait_next_piece(self, nbytes: int, submission: Submission) -> Block:
-        """Wait for shared memory for the next chunk of a transfer that has begun."""
-        piece = await self._wait_piece(nbytes, submission, is_begun=True)
-        assert piece is not None, "a transfer that has begun is not given up"
-        return piece

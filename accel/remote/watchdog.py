@@ -18,7 +18,7 @@ _PERIOD = 0.5
 """Seconds between two ticks at most; a quarter of the shortest bound if that is below 2 s."""
 
 _READ_TIME = 0.05
-"""Seconds after which an expired limit is checked again: the loop reads meanwhile what came in."""
+"""Seconds after which an expired limit is checked again: the loop reads messages meanwhile."""
 
 _BUSY_FACTOR = 6
 """Multiple of ``heartbeat_timeout`` for which a child that loads or compiles may be silent.
@@ -56,7 +56,7 @@ class Watchdog:
         loading and compiling; ``busy_timeout`` the oldest question; ``heartbeat_timeout`` the
         answer to a ping.
     on_expired
-        Called once, with what the child has not done in time. The watchdog has stopped then.
+        Called once, with the text of the limit that has expired. The watchdog has stopped then.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Watchdog:
     def watch(self, ops: Mapping[int, object], questions: Mapping[int, object], busy_seconds: Callable[[], float]) -> None:
         """Bound the answers to ops and to questions from now on, in place of those given before.
 
-        Both are by number, in the order of sending; the caller removes what is answered.
+        Both are by number, in the order of sending; the caller removes answered ones.
         ``busy_seconds`` returns the seconds so far in which ops may have waited for something that
         does not count.
         """

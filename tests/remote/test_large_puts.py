@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
 
 import accel
+from accel.remote import requests
 from accel.remote.arrays import MAX_INLINE_COPY, SharedArray
 from accel.testing import FaultPlan
 from tests.device_support import child_pid, task, until
@@ -190,6 +191,24 @@ async def test_what_the_device_has_no_memory_for_is_the_error_of_its_put(system:
     info = device.info()
     assert (info.pinned.used, info.memory.used, info.in_flight) == (0, ref.nbytes, 0)
     np.testing.assert_array_equal(await device.get(ref), some(LIMIT // 2))
+
+
+async def test_a_planned_fault_that_cannot_be_injected_is_the_error_of_its_put(
+    system: accel.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise accel.OutOfMemoryError("planted: no thread")
+
+    device = await opened(system, faults=FaultPlan())
+    await device.put(np.ones(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "begin_action", refuse)
+        with pytest.raises(accel.OutOfMemoryError, match="planted"):
+            await device.put(some(LIMIT))
+    info = device.info()
+    assert (info.in_flight, info.pinned.used) == (0, 0)
+    array = some(2 * LIMIT)
+    np.testing.assert_array_equal(await device.get(await device.put(array)), array)
 
 
 async def test_all_puts_that_wait_for_room_are_answered_when_the_device_closes(system: accel.System) -> None:

@@ -163,7 +163,9 @@ async def test_a_message_that_is_too_large_is_not_in_flight() -> None:
     async with accel.System() as system:
         device = await system.open_device("cpu", host="process", hang_timeout=0.5)
         x = await device.put(np.ones(4))
-        await failure(bounded(device.run(Note(x, b"x" * (17 << 20)))), accel.InvalidArgumentError)
+        error = await failure(bounded(device.run(Note(x, b"x" * (17 << 20)))), accel.InvalidArgumentError)
+        assert "note is 178" in str(error)
+        assert "give it the ref" in str(error)
         assert device.info().in_flight == 0
         np.testing.assert_array_equal(await bounded(device.get(x)), np.ones(4))
         assert device.generation == 1

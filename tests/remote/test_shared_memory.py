@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import accel
+from accel.ops import Get
 from accel.remote import arrays
 from accel.remote.context import RemoteContext
 from accel.storage.pinned import PinnedMemory
@@ -116,6 +117,22 @@ async def test_the_gets_of_a_batch_that_runs_leave_room_for_others() -> None:
         await device.pinned(1000, "uint8", timeout=5)
         plan.release()
         await running
+
+
+async def test_the_arrays_of_a_message_to_another_machine_leave_room_for_others() -> None:
+    """They take places in its memory, although nothing is copied here."""
+    async with accel.System() as system:
+        device = await system.open_device("cpu", host="process", pinned_limit=64 << 20)
+        held = [await device.pinned(16 << 20, "uint8") for _ in range(4)]
+        del held  # the blocks are there
+        pinned, x = device._core.pinned, await device.zeros(3)
+        shared = arrays.SharedArrays(pinned, set(), lambda _: None, is_sent=True)
+        ops = [Get(x, np.empty(pinned.max_chunk, np.uint8)) for _ in range(3)]
+        placed = shared.place_now(ops[:1])
+        assert placed is not None
+        placed[0].close()
+        assert shared.place_now(ops) is None
+        assert pinned.info().used == 0
 
 
 @pytest.mark.parametrize("count", [511, 20])

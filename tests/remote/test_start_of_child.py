@@ -1,16 +1,20 @@
-"""A new child that refuses or ends while the last one is still waited for: an error of the start, told once."""
+"""A child that refuses, ends or cannot be reached while it starts: an error of the start, told once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import errno
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 import accel
+from accel.remote import link as link_module
 from accel.remote.children import Children
 from accel.remote.error_codec import encode_error
 from accel.remote.link import Link
 from accel.remote.messages import Kind
+from tests.child_support import workers
 from tests.device_support import failure
 from tests.telemetry_support import Recorder
 
@@ -66,3 +70,18 @@ async def test_a_child_that_ends_meanwhile_is_no_fault_of_a_generation(refuses: 
         error = await failure(opening, accel.LibraryError if refuses else accel.HostDiedError)
         assert not refuses or "planted refusal" in str(error)
     assert "fault" not in probe.names, "there was no generation"
+
+
+async def test_a_new_child_whose_channel_cannot_be_made_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "planted: the selector is full")
+
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    monkeypatch.setattr(link_module, "Channel", refuse)
+    async with accel.System() as system:
+        opening = system.open_device("cpu", host="process", restart=ONCE)
+        error = await failure(opening, accel.BackendUnavailableError)
+        assert error.code == "ENOSPC"
+        assert not workers()
+    assert not problems

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import socket
+import struct
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -348,6 +349,13 @@ async def test_processes_of_another_user_are_refused_at_both_ends(
     await failure(other.attach(token), accel.StaleRefError)
     monkeypatch.undo()
     await bounded(other.attach(token))
+
+
+def test_the_number_of_a_user_may_need_all_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        credentials = struct.pack("iII", 1, (1 << 32) - 2, 0)  # of pid, user and group
+        monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: credentials)
+        assert tokens._user_of(sock) == (1 << 32) - 2
 
 
 async def test_connections_of_another_user_are_closed_at_once(
