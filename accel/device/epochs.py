@@ -120,8 +120,7 @@ class Flight:
     grace : float
         Seconds that it may take besides the ``hang_timeout``.
     is_work : bool
-        Whether it was sent by :meth:`accel.World.lockstep`, whose caller gets the error of an op that
-        is no fault; else that is the cause of a :class:`WorldChangedError`.
+        Whether :meth:`accel.World.lockstep` sent it, whose caller gets errors that are no faults.
     tasks : dict of int to Task
         Rank -> the task that sends and awaits its op; without the ranks that take no part.
     """
@@ -435,12 +434,13 @@ class Epochs:
         forming = self._forming = self._loop.create_task(self._form())
         try:
             await asyncio.wait((forming,))
-            if forming.cancelled():  # by aclose(), which cancels the task and not its waiter
-                raise self.lifecycle.final_error()
-            forming.result()
+            if not forming.cancelled():
+                forming.result()
+                return
         except BaseException:
             await self.aclose()
             raise
+        raise self.lifecycle.final_error()  # another task has called aclose(), which cancels `forming`
 
     async def _reform(self, hung: Flight | None) -> None:
         """Form the next communicator, or declare the world LOST: the body of a task.
