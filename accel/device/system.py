@@ -335,7 +335,8 @@ class System(ActorSystem):
         else:
             opening = [self.open_device(spec, **options) for spec in await self.run_blocking(find_specs, specs, count)]
         opened = await all_or_nothing(opening, lambda device: device.aclose(timeout=0.0))
-        # Threads decide which of several on one piece of hardware got which name: put them in order.
+        # Threads have found the hardware, in any order, so that "cpu:0#2" may be before "cpu:0". Each
+        # place gets the next device, by the order of the names, of those on its piece of hardware.
         by_name = sorted(opened, key=lambda device: (len(device.name), device.name))
         bare = {device: device.name.partition("#")[0] for device in opened}
         ordered = {spec: iter([device for device in by_name if bare[device] == spec]) for spec in bare.values()}
@@ -378,7 +379,8 @@ class System(ActorSystem):
             What happens to further ones: as for :meth:`open_device`.
         extra
             A device that stands by, or several, as ``spec`` has them: a spec, or an open device. The
-            first takes the rank of a device that is LOST, and loads its parts of models.
+            first that is not LOST or closed itself takes the rank of a device that is LOST, and loads
+            its parts of models.
         **options
             Of :meth:`open_device`, for all devices. ``host`` is ``"process"`` where it is left out:
             each rank then dies alone. A ``standby=`` makes replacing a rank fast.

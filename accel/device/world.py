@@ -63,8 +63,13 @@ def check_world(
         raise InvalidArgumentError(f"ranks is {ranks}", remedy=f"Give at most {_MOST_RANKS}.")
     if extras and on_loss == "shrink":
         raise InvalidArgumentError("a world that shrinks has no use for extra devices", remedy='Leave extra= out, or on_loss="shrink".')
-    waits = overload == "wait"
-    return {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit, "waits": waits}
+    return {
+        "on_loss": on_loss,
+        "hang_timeout": hang_timeout,
+        "join_timeout": join_timeout,
+        "limit": pending_limit,
+        "waits": overload == "wait",
+    }
 
 
 class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
@@ -76,18 +81,6 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     When a rank is lost, what was sent raises :class:`~accel.WorldChangedError`, and the world goes on
     in its next epoch: the others keep their generation, their refs and their weights.
-
-    Parameters
-    ----------
-    epochs
-        The world's communicators. The caller opens them after this is made.
-    devices
-        Rank -> device, of all ranks and extra devices.
-    form
-        Makes another world of other devices, which that world owns. It has the options of this one,
-        but for ``on_loss="replace"``.
-    owns_devices
-        Whether :meth:`aclose` closes the devices: they were opened for this world.
     """
 
     def __init__(
@@ -98,14 +91,16 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         *,
         owns_devices: bool,
     ) -> None:
-        self._epochs = epochs
+        self._epochs = epochs  # the communicators; the caller opens them after this
+        # Makes a world of other devices, which it owns: with the options of this one, but for
+        # on_loss="replace".
         self._form = form
-        self._devices = devices  # also those that are no rank any more; epochs.ranks are the present ones
-        self._owns_devices = owns_devices
+        self._devices = devices  # all that were a rank or an extra; epochs.ranks are the ranks now
+        self._owns_devices = owns_devices  # they were opened for this world, and aclose() closes them
         # Until leave(): a device that is in a world lends another one that is in a world a copy, and
         # not the buffer itself; see Peers.
         for rank in devices:
-            rank.worlds.add(epochs.number)
+            rank.core.worlds.add(epochs.number)
 
     def __repr__(self) -> str:
         return f"<World {self._epochs.number} of {self.size} ranks {self.state.value} epoch {self.epoch}>"
@@ -248,7 +243,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         deadline = rank.sender.deadline_after(timeout)
         outs = None if out is None else [ref.reshape(1, *ref.shape) for ref in check_refs("out", out, self.size)]
         try:
-            parts = await rank.system.run_blocking(_parts, source, self.size, axis)
+            parts = await rank.core.system.run_blocking(_parts, source, self.size, axis)
         except (ValueError, TypeError, IndexError) as error:
             raise InvalidArgumentError(f"source cannot be cut into {self.size} equal parts along axis {axis}: {error}") from error
         left = rank.sender.seconds_left(deadline)
@@ -294,7 +289,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
                 remedy='Open it with on_loss="replace".',
             )
         await self._epochs.wait_ready(None)
-        return await Model.load(self, target, split=split, system=self._ranks[0].system, **options)
+        return await Model.load(self, target, split=split, system=self._ranks[0].core.system, **options)
 
     async def _with_source(
         self, send: Callable[..., Later[Refs]], source: Any, root: int, out: Sequence[AccelRef] | None, timeout: float | None
@@ -355,7 +350,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     def attribution(self) -> Attribution:
         """Declare work that is examined if a rank dies while it is on the devices; see :meth:`accel.Device.attribution`."""
-        return Attribution(*(rank.attributions for rank in self._ranks))
+        return Attribution(*(rank.core.attributions for rank in self._ranks))
 
     def graph(self, *, timeout: float | None = None) -> WorldGraph:
         """Return a graph: ``async with world.graph() as graph`` records ops of all ranks without running them.
@@ -373,7 +368,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         """Close the world, and no device. Idempotent."""
         await self._epochs.aclose()
         for rank in self._devices:
-            rank.worlds.discard(self.number)
+            rank.core.worlds.discard(self.number)
 
     async def aclose(self, *, timeout: float | None = None) -> None:
         """Close the world, and the devices that were opened for it. Idempotent.

@@ -287,7 +287,7 @@ async def close_while_it_opens(turns: int) -> BaseException | None:
     for _ in range(turns):
         await asyncio.sleep(0)
     await played.world.aclose()
-    (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+    outcome: BaseException | None = (await asyncio.gather(opening, return_exceptions=True))[0]
     assert played.world.lifecycle.state is DeviceState.CLOSED
     assert all(communicator.is_revoked for communicator in played.network.communicators.values())
     return outcome

@@ -130,6 +130,19 @@ async def test_a_rank_that_hangs_is_named_and_replaced(ranks: Ranks, where: str)
             await failure(hung, accel.ContextPoisonedError)
 
 
+async def test_a_rank_that_hangs_after_a_graph_of_many_collectives_is_named(ranks: Ranks) -> None:
+    async with ranks.world(FaultPlan().hang_at(1, op="all_reduce"), hang_timeout=2.0) as world:
+        x = await ones(world)
+        async with world.graph() as graph:
+            for _ in range(20):
+                graph.barrier()
+        await graph.replay()
+        error = await failure(world.all_reduce(x), accel.WorldChangedError)
+        assert error.ranks == (1,), error
+        await graph.aclose()
+        await check_works(world)
+
+
 async def test_a_stopped_rank_is_named_and_replaced(ranks: Ranks) -> None:
     async with ranks.world(hang_timeout=2.0) as world:
         before, x = generations(world), await ones(world)
