@@ -1,4 +1,4 @@
-"""The collectives of a world, as its users call them: what each rank is to do, checked."""
+"""The collectives of a world, as its users call them: methods that make an op for each rank."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ One = TypeVar("One")
 Nothing = TypeVar("Nothing")
 
 Makers: TypeAlias = "list[Callable[..., Collective] | None]"
-"""For each rank, what makes its op, given its place; ``None`` where it takes no part."""
+"""For each rank a function that makes its op, given the five fields of
+:class:`~accel.ops.collective.Collective`; ``None`` where it takes no part."""
 
 
 class Collectives(Generic[Many, One, Nothing]):
-    """The collectives of a world: awaited, or recorded by a batch.
+    """The collectives of a world: awaited, or recorded by a batch or a graph.
+
+    The type parameters are what methods return that have a result for each rank, for one rank, and
+    none.
 
     Operands are sequences of refs, one for each rank, in the order of ``world.devices``; and so are
     results, as tuples. ``out=`` takes refs to write, as many as there are results.
@@ -45,9 +49,9 @@ class Collectives(Generic[Many, One, Nothing]):
         what
             Its name in reports.
         makers
-            Given the number of ranks, checks operands and returns what makes each op.
+            Given the number of ranks, checks operands and returns :data:`Makers`.
         timeout
-            Of the await.
+            Seconds of waiting.
         result
             The rank whose result alone is returned; -1 for those of all; ``None`` for none.
         """
@@ -124,6 +128,8 @@ class Collectives(Generic[Many, One, Nothing]):
     def _everywhere(
         self, kind: Any, source: Sequence[AccelRef], out: Sequence[AccelRef] | None, timeout: float | None, **options: Any
     ) -> Any:
+        """Send a collective of which all ranks have a source and a result."""
+
         def makers(size: int) -> Makers:
             sources, outs = check_refs("source", source, size), _outs(out, size)
             return [partial(kind, source=ref, out=target, **options) for ref, target in zip(sources, outs, strict=True)]
@@ -133,6 +139,8 @@ class Collectives(Generic[Many, One, Nothing]):
     def _to_root(
         self, kind: Any, source: Sequence[AccelRef], root: int, out: AccelRef | None, timeout: float | None, **options: Any
     ) -> Any:
+        """Send a collective of which all ranks have a source, and ``root`` the result."""
+
         def makers(size: int) -> Makers:
             check_rank("root", root, size)
             sources = check_refs("source", source, size)
@@ -141,6 +149,7 @@ class Collectives(Generic[Many, One, Nothing]):
         return self._send(kind.kind, makers, timeout, root)
 
     def _from_root(self, kind: Any, source: AccelRef, root: int, out: Sequence[AccelRef] | None, timeout: float | None) -> Any:
+        """Send a collective of which ``root`` has the source, and all ranks have a result."""
         array = operand("source", source)
 
         def makers(size: int) -> Makers:
@@ -152,18 +161,18 @@ class Collectives(Generic[Many, One, Nothing]):
 
 
 def ops_at(place: Place, makers: Makers) -> list[Collective | None]:
-    """Return the op of each rank."""
+    """Return the op of each rank for a collective at ``place``, or ``None``."""
     made = (place.world, place.epoch, place.number)
     return [None if make is None else make(*made, rank, place.size) for rank, make in enumerate(makers)]
 
 
 def picked(results: list[Any], result: int | None) -> Any:
-    """Return what a caller gets of the results of all ranks."""
+    """Return what a caller gets of the results of all ranks; see :meth:`Collectives._send`."""
     return None if result is None else tuple(results) if result < 0 else results[result]
 
 
 def check_refs(name: str, refs: object, size: int) -> Sequence[AccelRef]:
-    """Return one ref a rank, of one shape and dtype."""
+    """Return ``refs``; raise unless they are one ref a rank, of one shape and dtype."""
     if isinstance(refs, AccelRef) or not isinstance(refs, Sequence) or len(refs) != size:
         raise InvalidArgumentError(
             f"{name} is not a sequence of {size} refs", remedy="Give one ref for each rank, in the order of world.devices."
@@ -179,5 +188,5 @@ def check_refs(name: str, refs: object, size: int) -> Sequence[AccelRef]:
 
 
 def _outs(out: object, size: int) -> Sequence[AccelRef | None]:
-    """Return where each rank writes its result."""
+    """Return the ``out`` of each rank; ``None`` where it makes a buffer."""
     return [None] * size if out is None else check_refs("out", out, size)

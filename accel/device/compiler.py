@@ -114,10 +114,10 @@ class DeviceKernel:
 
 @runtime_checkable
 class CompilesRemotely(Protocol):
-    """A context whose compiler is in a child process."""
+    """A context in a child process, which has the compiler."""
 
     async def compile(self, kernel: CompiledKernel) -> KernelLayout:
-        """Have a kernel compiled and loaded there; see :class:`accel.ops.CompilesKernels`."""
+        """Have the child compile and load a kernel; see :class:`accel.ops.CompilesKernels`."""
 
 
 class Compiler(Launches):
@@ -224,23 +224,28 @@ class Compiler(Launches):
     async def _create(self, op: str, name: str, timeout: float | None, make: Callable[[], CompiledKernel]) -> DeviceKernel:
         """Make a kernel of source or code, have it compiled or loaded, and bind it to the device.
 
-        ``op`` names the call in errors, which also get the device's name; ``make`` makes the kernel
-        and checks the user's arguments.
+        Parameters
+        ----------
+        op
+            ``"compile"`` or ``"load"``, for errors.
+        name, timeout
+            As in :meth:`compile`.
+        make
+            Checks the user's arguments, and returns the kernel.
         """
         core = self._core
         core.guard()
         check_timeout(timeout)
         try:
-            kernel = make()
             async with asyncio.timeout(timeout) as deadline:
-                layout = await self._compile(kernel)
-            compiled = kernel.with_layout(layout)
+                kernel = make()
+                compiled = kernel.with_layout(await self._compile(kernel))
         except AccelError as error:
             error.op = error.op or op
             error.device = error.device or core.name
             raise
         except TimeoutError:
-            if not deadline.expired():  # it is another one, from below
+            if not deadline.expired():  # the compiler, or an argument of the user's, has raised it
                 raise
             raise DeadlineExceededError(f"{name} was not ready within {timeout:g} s", op=op, device=core.name) from None
         return DeviceKernel(self._sender.submit, compiled)
@@ -248,9 +253,8 @@ class Compiler(Launches):
     async def _compile(self, kernel: CompiledKernel) -> KernelLayout:
         """Wait until the device is ready, and have its context compile and load a kernel.
 
-        If a rebuild closes the context meanwhile, the next one compiles it. A fault that surfaces
-        here is reported to the context, and raised as the :class:`ContextPoisonedError` of this
-        call.
+        If a rebuild closes the context meanwhile, the next one compiles the kernel. A fault that
+        surfaces here is reported to the context, and raised as a :class:`ContextPoisonedError`.
         """
         core = self._core
         while True:
@@ -263,8 +267,7 @@ class Compiler(Launches):
                     raise UnsupportedError(f"{core.name} has no compiler", remedy=NO_COMPILER)
                 return await core.system.run_blocking(context.device.compile, kernel)
             except ClosedError:
-                # A rebuild closed the context meanwhile; the next one compiles too.
-                if core.is_closing or self._host.context is context:
+                if core.is_closing or self._host.context is context:  # else a rebuild has closed it
                     raise
             except AccelError as error:
                 if not error.is_fault:

@@ -81,13 +81,14 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         self._actor = actor
         self._open_quarantine = open_quarantine
         self._submitter: Submitter[Awaited] = Submitter(sender.submit, sender.refuse, "device")
-        self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}  # namespace -> its ops
+        self._families: dict[Callable[..., object], OpNamespace[Awaited]] = {}  # by their classes
         self._extra_families: dict[str, type[OpNamespace[Any]]] = {}  # by name, those not built in
         self._compiler = Compiler(core, sender, host)
         self._peers = Peers(core, sender, host)
         self._published = PublishedRefs(core, self)
         self._residents = Residents(core, self)
-        self._hardware = None if host.children.node_address else monitor_of(core)  # None if it cannot be read here
+        # None if the hardware is on another machine, or its backend cannot read it.
+        self._hardware = None if host.children.node_address else monitor_of(core)
         self._xp = Namespace(self)
         self._sparse = DeviceSparse(self._submitter, self, core.system.run_blocking)
         self._closed: asyncio.Future[None] | None = None  # of the first aclose(), done at its end
@@ -218,14 +219,11 @@ class Device(MemoryMethods, ModelMethods, TelemetryMethods, BuiltInFamilies[Awai
         kernels_of(library)
         if name in core.registrations or name in core.families or name in LIBRARIES:
             raise InvalidArgumentError(f"{core.name} has a library {name!r}", remedy="Give yours another name.", device=core.name)
-        # Entered before the wait: a context that is made meanwhile opens the library too.
+        # Before the wait: a context that is made meanwhile opens the library too.
         registration = core.registrations[name] = Registration.of(core.refs, name, library, args, kwargs)
         try:
             await self._sender.wait_ready(None)
-            # It may fault again in the loop iteration that woke this call.
-            while (context := self._host.context) is None:
-                await self._sender.wait_ready(None)
-            await context.open(name)
+            await self._host.context.open(name)
         except BaseException:
             context = self._host.context
             # Forget it, unless it was opened before the cancellation, or unregistered meanwhile.

@@ -1,10 +1,11 @@
-"""The controller of a world: forms its communicators, sends collectives to all ranks, replaces lost ones.
+"""The controller of a world: forms communicators, sends collectives to all ranks, replaces ranks.
 
-It runs on the loop of the service. An *epoch* is the life of one communicator. It ends when a rank is
-lost, when one fails what others may have begun, when the ranks hang, or when the world closes. Then,
-in this order: the world is REBUILDING, and what was sent fails; each rank that is left revokes the
-communicator, while lost devices come back by their own supervision, or an extra one takes the rank of
-one that does not; all join a new communicator, also before the last one is quite left.
+It runs on the loop of the service. An *epoch* is the time in which a world uses one communicator. It
+ends when a device is lost, when the op of one rank fails while those of other ranks may run, when
+the ranks hang, or when the world is closed. Then all collectives in flight fail. Unless the world is
+closed, it is REBUILDING: each rank whose device is READY revokes the communicator, and the other
+devices are rebuilt, or an extra device takes the rank of one that is LOST. All ranks join a new
+communicator, for which they do not wait until all have revoked the last one.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _REVOKE_TIMEOUT = 3.0
 """Seconds in which a rank must answer that it has revoked an epoch; else its child is killed."""
 
 _MOST_FAILURES = 3
-"""Joins that fail one after the other, with no device lost meanwhile, until the world is lost."""
+"""Failed joins after which the world is LOST. A join in which a device was lost does not count."""
 
 _WAITERS = 16
-"""Limit of the collectives that wait for room, in lengths of the queue."""
+"""Limit of the callers that wait for room, as a multiple of the limit of collectives in flight."""
 
 
 class Membership(Protocol):
@@ -73,32 +74,26 @@ class Rank(Protocol):
 
     @property
     def fault(self) -> AccelError | None:
-        """What has ended its last context."""
+        """The fault that has ended the last context; ``None`` while the device is READY."""
 
     @property
     def listeners(self) -> list[Callable[[], object]]:
-        """What is called after each change of the state."""
+        """Functions that are called after each change of the state."""
 
     @property
     def members(self) -> Membership:
-        """What the present context does as a rank; raises an :class:`AccelError` if there is none."""
+        """The present context, as a rank; raises an :class:`AccelError` if there is none."""
 
     async def wait_ready(self) -> None:
         """Wait until the device is READY; raises if that will not happen."""
 
     def kill(self, why: str) -> None:
-        """End the present context, which does not do what it must; another one follows."""
+        """Report a fault of the present context, if there is one: "the context of {name} {why}"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a collective goes: what its ops say, but for the rank.
-
-    Attributes
-    ----------
-    world, epoch, number, size
-        See :class:`accel.ops.collective.Collective`.
-    """
+    """The fields of :class:`~accel.ops.collective.Collective` that the ops of all ranks have alike."""
 
     world: int
     epoch: int
@@ -108,26 +103,26 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A collective, or a batch of them, that was sent to its ranks.
+    """A collective in flight, or a batch, a graph's replay, or other work with collectives.
 
     Attributes
     ----------
     numbers : range
         The numbers of its collectives.
     what : str
-        What it is called in reports: ``"all_reduce"``.
+        Its name in reports: ``"all_reduce"``.
     future : Future
-        Ends with the results of all ranks, or with the error.
-    tasks : dict of int to Task
-        Rank -> what awaits its op.
+        Ends with the results in the order of the ranks, or with the error.
     began : float
         When it was sent, in the loop's time.
     on_lost : callable
         Called if the epoch ends before it.
     grace : float
-        More seconds that it may take until it counts as hung.
+        Seconds that it may take besides the ``hang_timeout``.
     is_work : bool
-        Whether it is more than a collective, so that what an op of it raises is its own error.
+        Whether :meth:`accel.World.lockstep` sent it, whose caller gets errors that are no faults.
+    tasks : dict of int to Task
+        Rank -> the task that sends and awaits its op; without the ranks that take no part.
     """
 
     numbers: range
@@ -150,35 +145,34 @@ class Epochs:
 
     Parameters
     ----------
-    number
-        Of the world, in its system.
-    ranks
-        The devices, which are READY.
-    probes
-        Told of changes of the state.
+    number, ranks, probes
+        The number of the world in its system, the devices that are its first ranks, and the probes
+        that are notified of changes of its state.
     on_loss
         Whether a lost rank is replaced, or the others go on without it.
     hang_timeout
-        Seconds that a collective may take before the ranks that have not come to it are killed.
+        Seconds that a collective may take before the contexts of ranks that have not reached it are
+        killed; ``None``: as long as it takes.
     join_timeout
-        Seconds in which all ranks must join.
-    limit
-        How many collectives may be in flight.
-    waits
-        Whether further ones wait for room, or are refused.
+        Seconds in which all ranks must join a communicator.
+    limit, waits
+        How many flights there may be at once, and whether further callers wait for room; if not,
+        they get a :class:`MailboxFullError`.
     extras
-        Devices that stand by: the first takes the rank of one that is LOST, and so on.
+        Devices that stand by. The first one that does not end takes the rank of a device that is
+        LOST, and is no extra any more.
 
     Attributes
     ----------
     lifecycle : Lifecycle
         The state; its generation is the number of the epoch.
     ranks, extras : list of Rank
+        The devices that are ranks now, in their order, and those that stand by.
     shrinks : bool
-        Whether the world goes on without ranks that are lost.
+        Whether ``on_loss`` is ``"shrink"``.
     takeovers : list of callable
-        Called with the number of a rank, before the first of ``extras`` takes it: they make ready
-        there what the rank needs.
+        Called with the number of a rank, before the first of ``extras`` takes it, to make ready on
+        that device what the rank needs.
     """
 
     def __init__(
@@ -201,18 +195,21 @@ class Epochs:
         self.lifecycle = Lifecycle(f"{number}", self._loop, probes, kind="world")
         self.shrinks = on_loss == "shrink"
         self._hang_timeout, self._join_timeout = hang_timeout, join_timeout
-        self._room, self._waits, self._limit, self._waiting = asyncio.Semaphore(limit), waits, limit, 0
-        self._communicator = 0  # the number of the newest, formed or not
-        self._sent = 0  # collectives so far
+        self._limit, self._waits = limit, waits
+        self._room = asyncio.Semaphore(limit)  # one permit for each flight
+        self._waiting = 0  # callers that wait for a permit
+        self._communicator = 0  # the number of the newest, formed or not; failed joins count too
+        self._sent = 0  # collectives so far, whose numbers begin at 1
         self._flights: list[Flight] = []  # that have not ended, in the order of sending
-        self._settled_at = 0.0  # when the last one ended
-        self._disturbed = asyncio.Event()  # while ranks join: one of them was lost
-        self._leaving: asyncio.Future[Any] = self._loop.create_future()  # the ranks' end of the last communicator
+        self._settled_at = 0.0  # when the last one ended, in the loop's time
+        self._disturbed = asyncio.Event()  # a device of a rank was lost since the last join began
+        # The task of _revoke() for the last communicator; there was none yet.
+        self._leaving: asyncio.Future[Any] = self._loop.create_future()
         self._leaving.set_result(None)
-        self._reforming: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._forming: asyncio.Task[None] | None = None  # the last task of _form() or _reform()
+        self._closing: asyncio.Task[None] | None = None  # the task of _close(), from aclose() on
         self._hang_timer: asyncio.TimerHandle | None = None
-        self._lost: set[str] = set()  # names of devices that were, while the world was READY
+        self._lost: set[str] = set()  # names of devices of ranks that were lost since all were READY
         self._all = (*ranks, *extras)
         for rank in self._all:
             rank.listeners.append(self._on_device_changed)
@@ -247,15 +244,14 @@ class Epochs:
         count
             How many collectives it is.
         on_lost
-            Called if the epoch ends before all ranks have: what they were to write is not whole.
+            Called if the epoch ends before the ops of all ranks have: their writes are incomplete.
         grace
-            Given for work that is more than a collective; called after ``start``: returns more seconds
-            that it may take until it counts as hung.
+            As in :meth:`accel.World.lockstep`; for other collectives ``None``.
 
         Raises
         ------
         WorldChangedError
-            The epoch has ended before all ranks had.
+            The epoch has ended before the ops of all ranks had.
         DeadlineExceededError, MailboxFullError, DeviceLostError, ClosedError
         AccelError
             What ``start`` raises: nothing was sent.
@@ -264,26 +260,27 @@ class Epochs:
         if timeout is not None and timeout <= 0:
             raise DeadlineExceededError(f"{what} had no time to run", op=what)
         try:
-            async with asyncio.timeout(timeout) as limit:
-                await self._wait_for_room()
+            async with asyncio.timeout(timeout) as deadline:
+                await self._acquire_room()
                 try:
                     flight = self._send(what, start, count, on_lost)
                 except BaseException:
                     self._room.release()
                     raise
-                if grace is not None:  # from here on the end of the flight releases its place
+                # It is in flight now, and _settle() releases its room, also if `grace` raises.
+                if grace is not None:
                     flight.is_work = True
                     flight.grace = grace()
                 return await asyncio.shield(flight.future)
         except TimeoutError as error:
-            if isinstance(error, AccelError) or not limit.expired():
+            if isinstance(error, AccelError) or not deadline.expired():
                 raise
             raise DeadlineExceededError(f"{what} did not end within {timeout:g} s", op=what) from None
 
-    async def _wait_for_room(self) -> None:
-        """Take a place among the collectives in flight, in a world that is READY.
+    async def _acquire_room(self) -> None:
+        """Acquire room for a flight, which :meth:`_settle` releases, and wait until the world is READY.
 
-        :meth:`_settle` gives it back. At the limit a caller waits for its turn, or is refused.
+        Raises :class:`MailboxFullError` where callers do not wait for room, or too many do.
         """
         if self._room.locked() and not (self._waits and self._waiting < _WAITERS * self._limit):
             raise MailboxFullError(f"world {self.number} has {self._limit} collectives in flight", retry_after=self._retry_after())
@@ -308,49 +305,48 @@ class Epochs:
             raise DeadlineExceededError(f"world {self.number} was not ready within {timeout:g} s") from error
 
     def _retry_after(self) -> float:
+        """Return the seconds until there may be room: half of what the oldest flight has taken so far."""
         return max(0.001, (self._loop.time() - self._flights[0].began) / 2 if self._flights else 0.0)
 
     def place(self, number: int) -> Place:
-        """Return where a collective of this number goes now."""
+        """Return the place of a collective with this number in the present epoch."""
         return Place(self.number, self._communicator, number, self.size)
 
     def _send(self, what: str, start: Start, count: int, on_lost: Callable[[], object]) -> Flight:
-        """Send a collective to all ranks of a world that is READY.
+        """Send a collective to all ranks of a READY world; the parameters are those of :meth:`run`.
 
-        Nothing is awaited here, so that no other collective comes between the ranks. What ``start``
-        raises is raised before anything is sent.
+        Nothing is awaited here, so that all ranks get collectives in one order. What ``start`` raises
+        is raised before anything is sent.
         """
         number = self._sent + 1
         running = start(self.place(number))
         self._sent += count
         flight = Flight(range(number, number + count), what, self._loop.create_future(), self._loop.time(), on_lost)
-        flight.future.add_done_callback(lambda future: future.cancelled() or future.exception())  # no caller may be left
+        # Its error counts as retrieved, also where its caller was cancelled.
+        flight.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._flights.append(flight)
-        # Tasks that are made together take their first step, which sends, in one loop iteration.
+        # These tasks take their first step, which sends the op, in the same loop iteration.
         flight.tasks = {rank: self._loop.create_task(op) for rank, op in enumerate(running) if op is not None}
         for rank, task in flight.tasks.items():
             task.add_done_callback(lambda task, rank=rank: self._on_op_ended(flight, rank, task))  # type: ignore[misc]
         if self._hang_timeout is not None and self._hang_timer is None:
-            self._hang_timer = self._loop.call_later(self._hang_timeout, self._check_hang)
+            self._hang_timer = self._loop.call_later(self._hang_timeout, self._check_hang, self._hang_timeout)
         return flight
 
     def _on_op_ended(self, flight: Flight, rank: int, task: asyncio.Task[Any]) -> None:
-        """End a collective when its last rank has ended, or the epoch when one has failed."""
+        """End a flight when the op of its last rank has ended, or the epoch when one op has failed."""
         error = ClosedError("the collective was cancelled") if task.cancelled() else task.exception()
         if flight.future.done():
             return
         if error is not None:
             if flight.is_work and isinstance(error, AccelError) and not (error.is_fault or isinstance(error, WorldChangedError)):
-                self._settle(flight, error.clone())  # as when a model raises
+                self._settle(flight, error.clone())  # such as the error that a model raises
             self._end_epoch((rank,), f"rank {rank} failed {flight.what} {flight.numbers.start}: {error}", error)
         elif self.lifecycle.state is DeviceState.READY and all(other.done() for other in flight.tasks.values()):
             self._settle(flight, [flight.tasks[index].result() if index in flight.tasks else None for index in range(self.size)])
 
     def _settle(self, flight: Flight, outcome: list[Any] | AccelError) -> None:
-        """End a flight, and give its place to the next one.
-
-        The tasks of its ranks may run on: what ends them later finds the future done.
-        """
+        """End a flight, and release its room. The tasks of its ranks may run on."""
         self._flights.remove(flight)
         self._settled_at = self._loop.time()
         self._room.release()
@@ -362,7 +358,7 @@ class Epochs:
     # -- the end of an epoch
 
     def _on_device_changed(self) -> None:
-        """End the epoch if a device of it is not READY any more."""
+        """End the epoch if the device of a rank is not READY any more; listens to all devices."""
         lost = tuple(index for index, rank in enumerate(self.ranks) if rank.state is not DeviceState.READY)
         if lost:
             self._disturbed.set()
@@ -373,9 +369,9 @@ class Epochs:
         return ", ".join(f"rank {index} ({self.ranks[index].name})" for index in indices) or "no rank"
 
     def _end_epoch(self, lost: tuple[int, ...], why: str, cause: BaseException | None) -> None:
-        """Fail what was sent, and begin the next epoch; does nothing while that has begun.
+        """Fail all flights, and begin to form the next epoch; does nothing unless the world is READY.
 
-        Called where a rank's op has failed, or its device is not READY any more.
+        ``lost`` are the ranks whose device is not READY any more, or whose op has failed.
         """
         if self.lifecycle.state is not DeviceState.READY:
             return
@@ -383,7 +379,7 @@ class Epochs:
         self.lifecycle.enter_rebuilding(error)
         logger.warning("world_changed", world=self.number, epoch=self.lifecycle.generation, why=why)
         self._fail_flights(error)
-        self._begin_reforming(None)
+        self._forming = self._loop.create_task(self._reform(None))
 
     def _changed_error(self, lost: tuple[int, ...], why: str, cause: BaseException | None) -> WorldChangedError:
         epoch = self.lifecycle.generation
@@ -392,31 +388,33 @@ class Epochs:
         return error
 
     def _fail_flights(self, error: AccelError) -> None:
+        """End all flights, each with a copy of ``error``."""
         for flight in tuple(self._flights):
             flight.on_lost()
             self._settle(flight, error.clone(op=flight.what))
 
-    def _begin_reforming(self, hung: Flight | None) -> None:
-        self._reforming = self._loop.create_task(self._reform(hung))
+    def _check_hang(self, timeout: float) -> None:
+        """End the epoch if its oldest flight takes too long, counted from the end of the one before.
 
-    def _check_hang(self) -> None:
-        """End the epoch if its oldest collective takes too long; the timer's callback.
-
-        Which ranks are late is known only once all have revoked: see :meth:`_report_hang`.
+        The timer's callback. Which ranks are late is known only once all ranks have revoked the
+        communicator: :meth:`_report_hang` then fails the flights.
         """
-        self._hang_timer, timeout = None, self._hang_timeout
-        if not self._flights or timeout is None:
+        self._hang_timer = None
+        if not self._flights:
             return
         oldest = self._flights[0]
         left = max(oldest.began, self._settled_at) + timeout + oldest.grace - self._loop.time()
         if left > 0:
-            self._hang_timer = self._loop.call_later(left, self._check_hang)
+            self._hang_timer = self._loop.call_later(left, self._check_hang, timeout)
         elif self.lifecycle.state is DeviceState.READY:
             self.lifecycle.enter_rebuilding(None)
-            self._begin_reforming(oldest)
+            self._forming = self._loop.create_task(self._reform(oldest))
 
     def _report_hang(self, hung: Flight, reached: dict[int, int]) -> None:
-        """Fail what was sent with the names of the ranks that have not come as far as others; kill these."""
+        """Fail all flights, and kill the contexts of the late ranks, which the error names.
+
+        ``hung`` is the flight that takes too long, and ``reached`` what :meth:`_revoke` has returned.
+        """
         furthest = max((*reached.values(), hung.numbers.start))
         late = tuple(index for index in range(self.size) if index in hung.tasks and reached.get(index, 0) < furthest)
         others = ", ".join(str(index) for index in hung.tasks if index not in late)
@@ -425,24 +423,30 @@ class Epochs:
         logger.error("world_hung", world=self.number, epoch=self.lifecycle.generation, why=why)
         hang = HostDiedError(why, hung=True, scope=FaultScope.CONTEXT)
         self._fail_flights(self._changed_error(late, why, hang))
-        # Where nothing tells which of them it is, all that have not ended.
+        # If all have come equally far, any rank may be to blame whose op has not ended.
         for index in late or [index for index, task in hung.tasks.items() if not task.done()]:
             self.ranks[index].kill(f"is a rank of world {self.number}, and did not reach {hung.what} {hung.numbers.start}")
 
     # -- the next epoch
 
     async def open(self) -> None:
-        """Form the first communicator; raises what keeps the ranks from it."""
+        """Form the first communicator; raises why the ranks do not join, or that the world was closed."""
+        forming = self._forming = self._loop.create_task(self._form())
         try:
-            await self._form()
+            await asyncio.wait((forming,))
+            if not forming.cancelled():
+                forming.result()
+                return
         except BaseException:
             await self.aclose()
             raise
+        raise self.lifecycle.final_error()  # another task has called aclose(), which cancels `forming`
 
     async def _reform(self, hung: Flight | None) -> None:
         """Form the next communicator, or declare the world LOST: the body of a task.
 
-        Meanwhile ranks leave the last one, in which a collective may wait for a rank that is gone.
+        Meanwhile ranks revoke the last one, in which a collective may wait for a rank that is lost.
+        ``hung`` is the flight whose late ranks are killed before; ``None`` if there was no hang.
         """
         self._leaving = self._loop.create_task(self._revoke(self._communicator))
         try:
@@ -458,7 +462,7 @@ class Epochs:
             await asyncio.wait((self._leaving,))
 
     async def _form(self) -> None:
-        """Have all ranks join a communicator, as often as one is lost meanwhile; then be READY."""
+        """Have all ranks join a communicator, anew if a rank is lost meanwhile, and enter READY."""
         failures = 0
         while True:
             await self._wait_for_ranks()
@@ -478,40 +482,55 @@ class Epochs:
         logger.info("world_ready", world=self.number, epoch=self.lifecycle.generation, ranks=self.size)
 
     async def _wait_for_ranks(self) -> None:
-        """Wait until all devices are READY, and replace those that are LOST; or, in a world that shrinks, leave out those that are not."""
+        """Wait until the devices of all ranks are READY; extra devices replace those that are LOST.
+
+        A world that shrinks leaves out the ranks that were lost instead, except in its first epoch.
+        Raises if a device is LOST and there is no extra one, or CLOSED, or if no rank is left.
+        """
         if self.shrinks and self.lifecycle.generation:
             self.ranks = [rank for rank in self.ranks if rank.name not in self._lost]
             if not self.ranks:
                 raise DeviceLostError(f"world {self.number} has lost all ranks")
         while waiting := [rank for rank in self.ranks if rank.state is not DeviceState.READY]:
-            # Those that never will be READY come first.
+            # LOST and CLOSED ones first: whether the world goes on does not wait for a rebuild.
             rank = min(waiting, key=lambda rank: rank.state is DeviceState.REBUILDING)
             try:
                 await rank.wait_ready()
             except DeviceLostError:
                 if not self.extras:
                     raise
-                await self._replace(rank, self.extras[0])
+                await self._replace(rank)
         self._lost.clear()
 
-    async def _replace(self, lost: Rank, extra: Rank) -> None:
-        """Give the rank of a device that is LOST to one that stands by."""
-        index = self.ranks.index(lost)
-        await extra.wait_ready()
-        done: list[Callable[[int], Awaitable[object]]] = []
-        while left := [take_over for take_over in self.takeovers if take_over not in done]:  # others may come meanwhile
-            await left[0](index)
-            done.append(left[0])
-        self.ranks[index] = extra
+    async def _replace(self, lost: Rank) -> None:
+        """Give the rank of a LOST device to the first extra device; raises what a takeover raises.
+
+        If the extra device ends itself before it has the rank, it is no extra any more, and nothing
+        is replaced: the caller tries the next one.
+        """
+        index, extra = self.ranks.index(lost), self.extras[0]
+        try:
+            await extra.wait_ready()
+            done: list[Callable[[int], Awaitable[object]]] = []
+            # A model that is loaded meanwhile adds its takeover.
+            while left := [take_over for take_over in self.takeovers if take_over not in done]:
+                await left[0](index)
+                done.append(left[0])
+            self.ranks[index] = extra
+        except AccelError as error:
+            if extra.state not in (DeviceState.LOST, DeviceState.CLOSED):
+                raise
+            logger.warning("extra_device_ended", world=self.number, device=extra.name, error=error)
+        else:
+            logger.warning("rank_replaced", world=self.number, rank=index, lost=lost.name, device=extra.name)
         self.extras.remove(extra)
-        logger.warning("rank_replaced", world=self.number, rank=index, lost=lost.name, device=extra.name)
 
     async def _join(self) -> None:
         """Have all ranks join the next communicator; raises if one does not.
 
-        Joining waits for every rank. So the loss of one ends the wait at once, not its timeout. It
-        returns when they have left the last communicator too: a stream goes on then, and there is
-        more memory for a further attempt.
+        A join waits for every rank, so the loss of one ends the wait at once, before its timeout.
+        This also waits until all ranks have revoked the last communicator: its collectives block
+        their streams no more then, and a further attempt has its memory.
         """
         self._communicator += 1
         members = [rank.members for rank in self.ranks]
@@ -528,10 +547,11 @@ class Epochs:
             await asyncio.wait((disturbed, joining, self._leaving))
 
     async def _join_all(self, members: Sequence[Membership], communicator: int) -> None:
-        """Have members join, all at the same time; raises the first error, without waiting for others."""
+        """Have all members join at the same time; raises the first error, without waiting for others."""
         world, seconds, size = self.number, self._join_timeout, len(members)
         try:
-            async with asyncio.timeout(seconds + 1.0):  # a stopped process does not even say that it is late
+            # Each member itself raises after these seconds, unless its process is stopped.
+            async with asyncio.timeout(seconds + 1.0):
                 unique_id = await members[0].unique_id()
                 joins = [member.join(world, communicator, unique_id, index, size, seconds) for index, member in enumerate(members)]
                 await asyncio.gather(*joins)
@@ -539,14 +559,15 @@ class Epochs:
             raise DeadlineExceededError(f"not all ranks of world {world} have joined in {seconds:g} s") from error
 
     async def _revoke(self, communicator: int) -> dict[int, int]:
-        """Have each rank that is left revoke a communicator; return how far each has come.
+        """Have each rank whose device is READY revoke a communicator.
 
-        A rank that does not answer is killed, and not among them.
+        Return rank -> number of the last collective that it has reached, for those that answer.
         """
         answers = await asyncio.gather(*(self._revoke_at(rank, communicator) for rank in self.ranks))
         return {index: reached for index, reached in enumerate(answers) if reached is not None}
 
     async def _revoke_at(self, rank: Rank, communicator: int) -> int | None:
+        """Have one rank revoke a communicator, or kill it; return ``None`` unless it has revoked it."""
         if rank.state is not DeviceState.READY:
             return None
         try:
@@ -559,24 +580,21 @@ class Epochs:
         return None
 
     async def aclose(self) -> None:
-        """End the world: what was sent fails, and the ranks leave the communicator. Idempotent, and may be cancelled."""
+        """End the world, also if this is cancelled: flights fail, and ranks revoke. Idempotent."""
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
-            self._enter_closed()
+            self.lifecycle.enter_closed()
+            for rank in self._all:
+                rank.listeners.remove(self._on_device_changed)
+            self._fail_flights(self.lifecycle.final_error())
+            if self._hang_timer is not None:
+                self._hang_timer.cancel()
+            if self._forming is not None:  # at once: it must not enter READY any more
+                self._forming.cancel()
         await asyncio.shield(self._closing)
 
-    def _enter_closed(self) -> None:
-        self.lifecycle.enter_closed()
-        for rank in self._all:
-            rank.listeners.remove(self._on_device_changed)
-        self._fail_flights(self.lifecycle.final_error())
-        if self._hang_timer is not None:
-            self._hang_timer.cancel()
-        if self._reforming is not None:
-            self._reforming.cancel()
-
     async def _close(self) -> None:
-        """Have the ranks leave the communicator: the body of a task."""
-        if self._reforming is not None:
-            await asyncio.wait((self._reforming,))
+        """Have the ranks revoke the communicator, formed or not: the body of a task."""
+        if self._forming is not None:
+            await asyncio.gather(self._forming, return_exceptions=True)
         await self._revoke(self._communicator)

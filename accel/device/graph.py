@@ -89,6 +89,9 @@ class Graph(Recorder):
     replay_op: ClassVar[type[Replay]] = Replay
     """The op that replays it."""
 
+    _program: Program | None = None
+    """What was captured; ``None`` before the block's end, if that has raised, and once closed."""
+
     def _record(self, op: KernelOp[Any]) -> Any:
         """See :meth:`Recorder._record`; refuses ops that a replay could not repeat."""
         if isinstance(op, ops.Checksum):
@@ -112,7 +115,6 @@ class Graph(Recorder):
         """
         self._end_recording()
         core, recorded, generation = self._core, self._ops, self._ops.generation
-        self._program: Program | None = None  # stays so if the block or the capture fails
         program = submission = None
         try:
             if error is None:
@@ -170,7 +172,7 @@ class Graph(Recorder):
     def is_one_command(self) -> bool:
         """Whether a replay is one command of the device.
 
-        It is where the backend has graphs, and no option of the device asks to see each op.
+        It is one if the backend has graphs, unless ``debug`` or ``faults`` of the device needs each op.
         """
         options = self._core.options
         return self._core.has_graphs and not options.debug and options.faults is None

@@ -1,9 +1,9 @@
-"""Where contexts live, and which devices are ranks of one world: options that are checked together."""
+"""Checks of what devices and worlds are opened with: hosts, spare children, importing modules, ranks."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from accel.device.peers import peers_of
 from accel.engine.options import InlineHost, ProcessHost
@@ -29,10 +29,21 @@ _HOSTS: Mapping[str, InlineHost | ProcessHost] = {
 def check_hosting(
     host: HostOption, standby: str, spares: int, hang_timeout: float | None, *, is_here: bool = True
 ) -> tuple[str, dict[str, Any]]:
-    """Return where contexts are made, and the fields of :class:`DeviceOptions` that belong to it.
+    """Return where contexts are made, and the fields of :class:`DeviceOptions` that depend on it.
 
-    The first is ``"inline"``, ``"process"`` or ``"auto"``; see :meth:`System.open_device`. On
-    another machine it is ``"process"``.
+    Parameters
+    ----------
+    host, standby, spares, hang_timeout
+        As in :meth:`System.open_device`.
+    is_here
+        Whether the device is on this machine.
+
+    Returns
+    -------
+    str
+        ``"inline"``, ``"process"`` or ``"auto"``; on another machine always ``"process"``.
+    dict
+        The fields.
 
     Raises
     ------
@@ -82,10 +93,10 @@ def check_not_importing() -> None:
     Raises
     ------
     UnsupportedError
-        If one does; it says what to write.
+        If one does; its remedy says what to write in the module.
     """
-    # Go outwards over the callers: first to the body of a module that is not accel's, then on to a
-    # frame of accel, which is importing it.
+    # Go outwards over the callers. The first module body that is not accel's runs this call. If a
+    # frame of accel is further out, accel is importing that module.
     frame, module = inspect.currentframe(), None
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
@@ -102,8 +113,8 @@ def check_not_importing() -> None:
         frame = frame.f_back
 
 
-def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", "imports", "context", "model"]) -> None:
-    """Raise if a spare child cannot have a context while another process has one. May block.
+def check_shareable(backend: AccelBackend, index: int) -> None:
+    """Raise if only one process at a time can have a context on the device. May block.
 
     Raises
     ------
@@ -111,7 +122,7 @@ def check_shareable(backend: AccelBackend, index: int, standby: Literal["none", 
         If the device is in exclusive-process mode.
     """
     check: Any = getattr(backend, "check_shareable", None)
-    if standby in ("context", "model") and check is not None:
+    if check is not None:
         check(index)
 
 

@@ -157,9 +157,9 @@ class DeviceHealth:
 def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceInfo:
     """Return a snapshot of the device; ``queue`` is the state of its actor's mailbox.
 
-    Without a context only durable memory is used, and nothing is in flight; nor is anything after a
-    fault, which has ended all ops, although the context still counts them. ``queued`` also counts
-    submissions in hand that wait for READY or for room on the device.
+    Without a context only durable memory is used, and nothing is in flight. After a fault nothing is
+    in flight either, although the context still counts the ops that the fault has ended. ``queued``
+    also counts submissions in hand, which wait for READY or for room on the device.
     """
     context = host.context
     used, reserved, workspace = (core.durable.used, core.durable.reserved, 0) if context is None else context.memory()
@@ -184,7 +184,15 @@ def snapshot(core: DeviceCore, host: Host, queue: MailboxStatistics) -> DeviceIn
 
 
 def health_of(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> DeviceHealth:
-    """Return whether the device serves; ``xid_errors`` are those of its hardware, by number."""
+    """Return whether the device serves.
+
+    Parameters
+    ----------
+    core, context
+        Of the device; ``None`` without a context.
+    xid_errors
+        Number -> count of the errors that the driver of its hardware has told of.
+    """
     lifecycle, is_closing = core.lifecycle, core.is_closing
     state = lifecycle.state  # read once: it may change meanwhile where another thread asks
     is_live = state not in (DeviceState.LOST, DeviceState.CLOSED)
@@ -194,7 +202,7 @@ def health_of(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> 
     cause = None if is_ready else lifecycle.cause
     why = "closing" if is_closing and is_live else state.value
     not_ready = f"{why}: {cause}" if cause else why
-    reason = stall or torn if is_ready else not_ready
+    reason = (stall or torn) if is_ready else not_ready
     if reason and xid_errors:
         reason += f" (the driver has told of Xid {', '.join(map(str, xid_errors))})"
     return DeviceHealth(
@@ -209,7 +217,7 @@ def health_of(core: DeviceCore, context: Any, xid_errors: Mapping[int, int]) -> 
 
 
 def _torn_library(core: DeviceCore) -> str:
-    """Return that a library which is opened with the device, such as a model's, has lost the memory that it was registered with."""
+    """Return that a library which is opened with the device has torn memory; ``""`` if none has."""
     for registration in list(core.registrations.values()):  # another thread may ask
         if registration.is_eager and not registration.unregistrations and any(map(core.durable.is_torn, registration.refs)):
             return f"library {registration.name!r} cannot be opened: durable memory of it is torn; if a model has it, swap to new weights"

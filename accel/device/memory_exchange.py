@@ -148,6 +148,7 @@ class MemoryExchange:
         if not isinstance(operand("ref", ref), SharedRef):
             raise InvalidArgumentError(f"{ref!r} is in memory with other buffers", remedy=_NOT_SHAREABLE)
         loan = await self._sender.run(Lend(ref), timeout)
+        self._peers.check_lent(loan)
         try:
             return SharedMemory(os.dup(loan.fd), loan.slab_nbytes, ref.shape, ref.dtype.value, self._core.description.uuid)
         finally:
@@ -234,7 +235,7 @@ class MemoryExchange:
             return token.of(await self.attach(SharedMemory(*memory), timeout=self._sender.seconds_left(deadline)))
 
     async def _attach(self, fd: int | None, nbytes: int, spec: ops.Spec, timeout: float | None) -> AccelRef:
-        """Return a ref to memory; a new slab without a descriptor."""
+        """Return a ref to the beginning of the slab of ``fd``; ``None``: a new one of ``nbytes``."""
         core, deadline = self._core, self._sender.deadline_after(timeout)
         self._sender.guard()
         self._check_here()
@@ -246,7 +247,7 @@ class MemoryExchange:
             raise DeadlineExceededError(f"memory was not attached within {timeout:g} s", op="attach", device=core.name) from None
 
     def _check_here(self) -> None:
-        """Raise unless other processes of this machine can reach the device's memory."""
+        """Raise if the device is on another machine: no process of this one reaches its memory."""
         if not self._peers.is_here:
             raise UnsupportedError(
                 "the device is on another machine", device=self._core.name, remedy="Copy: put(token) on the other device, or get(ref) here."

@@ -72,7 +72,7 @@ class MemoryMethods(MemoryExchange):
         sent there before leave in the buffer, and nothing of later ones, which wait for the copy
         if they write the buffer. The end of the other device during the copy changes nothing.
         """
-        if durable is not False or checksum is not False:
+        if durable is not False or checksum is not False:  # most calls need no check
             self._check_durable(durable, checksum)
         # The timeout is for the copy and the checksum together.
         deadline = None if timeout is None or not checksum else self._sender.deadline_after(timeout)
@@ -93,7 +93,7 @@ class MemoryMethods(MemoryExchange):
     async def _put_token(
         self, token: AccelToken, out: AccelRef | None, durable: bool, timeout: float | None, node: Node | None
     ) -> AccelRef:
-        """Copy what a token names, through memory that its process, or this one, has for the copy."""
+        """Put a copy of the buffer that a token names; its process, or a node, sends the contents."""
         core, deadline = self._core, self._sender.deadline_after(timeout)
         core.guard()
         copy: contextlib.AbstractAsyncContextManager[np.ndarray[Any, Any]]
@@ -116,14 +116,13 @@ class MemoryMethods(MemoryExchange):
             return native(source), timeout
         core = self._core
         core.guard()
-        check_timeout(timeout)
-        deadline = None if timeout is None else core.loop.time() + timeout
+        deadline = self._sender.deadline_after(timeout)
         try:
             async with asyncio.timeout_at(deadline):
                 source = await core.system.run_blocking(native, source)
         except TimeoutError:
-            raise DeadlineExceededError(f"the array was not rearranged within {timeout:g} s", op="put", device=self._core.name) from None
-        return source, None if deadline is None else max(deadline - core.loop.time(), 1e-9)  # a timeout is above 0
+            raise DeadlineExceededError(f"the array was not rearranged within {timeout:g} s", op="put", device=core.name) from None
+        return source, self._sender.seconds_left(deadline)
 
     async def get(self, ref: AccelRef, *, out: np.ndarray[Any, Any] | None = None, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Copy a buffer to the host and return the array.
@@ -376,8 +375,8 @@ class MemoryMethods(MemoryExchange):
 
 def _already_freed_error(ref: AccelRef) -> AccelError:
     """Return the error of a second ``free`` of a ref."""
-    # A function of its own, because a frame that raises an error and has a name for it forms a
-    # cycle with the error, which would keep the ref alive.
+    # Not within free(): a frame that raises an error and has a name for it forms a cycle with the
+    # error, which would keep the ref alive.
     error = ref.stale_error()
     error.remedy = "Free a ref once: this one's memory was given back before."
     return error

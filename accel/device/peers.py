@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["Peers", "peers_of"]
 
 _LEND_FROM = 1 << 12
-"""Bytes from which a buffer is lent: smaller ones are about as fast through the host, and map nothing."""
+"""Bytes from which a buffer is lent: smaller ones are about as fast through the host."""
 
 _MOST_MAPPED = 64
-"""Slabs of other devices that one device has mapped at most."""
+"""The most slabs of other devices that one device has mapped; and the most copies from such slabs at
+a time, so that at most as many are in use. Further copies go through the host."""
 
 _IDLE_SECONDS = 2.0
-"""Seconds without a use after which a slab is unmapped; up to twice as many."""
+"""Period of the timer that unmaps slabs. A slab is unmapped 2 to 4 seconds after its last use."""
 
 
 def peers_of(device: Any) -> Peers:
@@ -53,13 +54,13 @@ class _Slab:
     fd, nbytes : int
         Its descriptor, and its size.
     ref : SharedRef or None
-        Of all of it, once it is mapped.
+        A ref to the whole slab; ``None`` before it is mapped.
     offsets : mapping
-        Ref of a buffer that was lent -> where it is.
+        Ref of a buffer that was lent -> its offset in the slab, in bytes.
     copies : int
-        How many copies from it go on.
+        How many copies from it are running.
     is_recent : bool
-        Whether it was used since the timer looked last.
+        Whether it was used since the last call of :meth:`Peers._unmap_idle`.
     """
 
     __slots__ = ("__weakref__", "copies", "fd", "is_recent", "nbytes", "offsets", "ref")
@@ -106,9 +107,10 @@ class Peers:
         self.core = core
         self.sender = sender
         self._host = host
-        self._slabs: dict[tuple[str, int, int], _Slab] = {}  # least recently used first
-        self._mapping = asyncio.Lock()  # held while a slab is mapped
-        self._copying = 0
+        # By device, its generation, and the number of the slab there; least recently used first.
+        self._slabs: dict[tuple[str, int, int], _Slab] = {}
+        self._mapping = asyncio.Lock()  # held while a slab is being mapped
+        self._copying = 0  # copies from lent buffers that are running
         self._timer: asyncio.TimerHandle | None = None
 
     # -- copying
@@ -125,6 +127,8 @@ class Peers:
             core.refs.check(out, None, ops.Plan((), *result_in(out, ref.shape, ref.dtype, durable=durable)))
         deadline = self.sender.deadline_after(timeout)
         source: Peers = peers_of(ref.owner.device)
+        # Through the host go small buffers, those that are in no slab of the source, and what cannot
+        # be mapped.
         if ref.nbytes < _LEND_FROM or ref.is_foreign or ref.is_managed or self._copying >= _MOST_MAPPED or self.way_from(source) == "host":
             array = await ref.owner.device.get(ref, timeout=timeout)
             result: AccelRef = await self.sender.run(ops.Put(array, out, durable), self.sender.seconds_left(deadline))
@@ -167,22 +171,23 @@ class Peers:
         return known[key]
 
     async def _copy_lent(self, source: Peers, ref: AccelRef, op: ops.Copy, deadline: float | None) -> AccelRef:
-        """Have the source lend a buffer, and copy it."""
-        core, sender = source.core, source.sender
-        with core.loans:
-            if self.core.loans.count or (self.core.worlds and core.worlds):
+        """Have the source lend the buffer of ``ref``, and copy ``ref`` from its slab as ``op`` says."""
+        lender, sender = source.core, source.sender
+        with lender.loans:
+            if self.core.loans.count or (self.core.worlds and lender.worlds):
+                # Only a copy is lent, so that no devices wait for each other: see the class's notes.
                 ref = await sender.run(ops.Copy(ref), sender.seconds_left(deadline))
             base = ref.base if isinstance(ref, RefView) else ref
             sender.guard()
-            name, generation = core.refs.identity, core.refs.live_generation
+            name, generation = lender.refs.identity, lender.refs.live_generation
             known = {key[2]: slab for key, slab in self._slabs.items() if key[:2] == (name, generation)}
             lend = Lend(base, tuple(known))
-            submission = OpSubmission(lend, sender.check(lend), core.loop.create_future(), generation)
-            lending = core.loop.create_task(sender.run(None, sender.seconds_left(deadline), submission))
+            submission = OpSubmission(lend, sender.check(lend), lender.loop.create_future(), generation)
+            lending = lender.loop.create_task(sender.run(None, sender.seconds_left(deadline), submission))
             loan: Loan | None = None
             result: AccelRef | None = None
             try:
-                await asyncio.sleep(0)  # the op is sent now, unless it has to wait
+                await asyncio.sleep(0)  # in which `lending` sends its op, unless that has to wait
                 if (slab := self._known_slab(name, base, submission.result)) is not None:
                     result = await self._copy_from(slab, base, ref, op, deadline)
                 loan = await lending
@@ -200,10 +205,11 @@ class Peers:
                     await asyncio.gather(lending, return_exceptions=True)
                 # An error's traceback keeps this frame.
                 known = slab = submission = lending = None  # type: ignore[assignment]
-        if ref.durable and core.refs.live_generation not in (0, generation):
+        # Ops of a later generation do not wait for the loan's end; 0: there is no later one yet.
+        if ref.durable and lender.refs.live_generation not in (0, generation):
             raise StaleRefError(
-                f"{ref!r} may have been written while it was copied: {core.name} was rebuilt meanwhile",
-                device=core.name,
+                f"{ref!r} may have been written while it was copied: {lender.name} was rebuilt meanwhile",
+                device=lender.name,
                 retryable=True,
                 remedy="Copy it again.",
             )
@@ -212,8 +218,8 @@ class Peers:
     def _known_slab(self, name: str, base: AccelRef, loan: Loan | None) -> _Slab | None:
         """Return the slab of a buffer that may be copied before its loan is answered, or ``None``.
 
-        The loan was sent, no write of the buffer was in flight before it, and one of the same
-        generation has said where the buffer is.
+        It may if the loan was sent, no write of the buffer was in flight then, and an earlier loan of
+        the same generation has said where the buffer is.
         """
         if loan is None or not loan.is_settled:
             return None
@@ -221,9 +227,19 @@ class Peers:
         return slabs[0] if slabs else None
 
     def _slab_of(self, key: tuple[str, int, int], loan: Loan, known: Mapping[int, _Slab]) -> _Slab:
-        """Return the slab of a loan, as the one that was used last; forget the one that was used least if there are too many."""
+        """Return the slab of a loan, and make it the most recently used one.
+
+        If there are too many slabs, the least recently used one without a running copy is forgotten.
+
+        Parameters
+        ----------
+        key
+            Of ``_slabs``.
+        known
+            Number -> slab, of those that the lender was told of: of these it has sent no descriptor.
+        """
         slab = self._slabs.pop(key, None) or known.get(loan.slab) or _Slab(loan)
-        while len(self._slabs) >= _MOST_MAPPED:  # of which one is idle: as many copies go on at most
+        while len(self._slabs) >= _MOST_MAPPED:  # at least one is idle, as this copy has none yet
             del self._slabs[next(other for other, idle in self._slabs.items() if not idle.copies)]
         self._slabs[key] = slab
         if self._timer is None:
@@ -231,7 +247,7 @@ class Peers:
         return slab
 
     async def _copy_from(self, slab: _Slab, base: AccelRef, ref: AccelRef, op: ops.Copy, deadline: float | None) -> AccelRef:
-        """Copy a view of a buffer from its slab, which is mapped, and again if this device is rebuilt before."""
+        """Map a slab, and copy ``ref``, a view of ``base`` in it; anew if this device is rebuilt."""
         offset = slab.offsets[base] + ref.offset
         slab.copies += 1
         try:
@@ -274,7 +290,7 @@ class Peers:
         return ref
 
     def _unmap_idle(self) -> None:
-        """Unmap the slabs that were not used since the last call; called by the timer."""
+        """Unmap the slabs that were not used since the last call; the timer's callback."""
         self._timer = None
         idle = [key for key, slab in self._slabs.items() if not (slab.copies or slab.is_recent)]
         for key in idle:
@@ -294,7 +310,7 @@ class Peers:
             self._timer.cancel()
 
     def check_lent(self, loan: Loan) -> None:
-        """Raise, and end this device's context, if its child has not said where a buffer is that it has lent."""
+        """Raise, and end this device's context, if the answer of its child has not placed a loan."""
         if loan.is_placed:
             return
         error, context = ProtocolError(f"the child of {self.core.name} has lent a buffer, and not said where that is"), self._host.context

@@ -40,7 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_FAULTS = 2
-"""Devices that may fault in one work: more of them are not given to what most likely faults all."""
+"""Devices on which one work may fault: most likely it faults the others too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ class _Member:
     """A device of a pool. ``with member`` counts a work of :meth:`Pool.run` that is on it."""
 
     device: Device
-    runs: int = 0
-    chosen: int = 0  # the number of the choice that took it last
+    runs: int = 0  # works that are on it
+    chosen: int = 0  # the number of the last choice that took it; 0 before the first
     is_draining: bool = False
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while no work is on it
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -135,8 +135,8 @@ class Pool(Sequence[Device], NotEntered):
     def __init__(self, system: DeviceSystem, devices: Iterable[Device], options: Mapping[str, Any]) -> None:
         self._system = system
         self._members = [_Member(device) for device in devices]
-        self._options = options
-        self._choices = 0
+        self._options = options  # of open_device(), for devices that are added
+        self._choices = 0  # so far; see _Member.chosen
 
     def __repr__(self) -> str:
         return f"<Pool {', '.join(f'{device.name} {device.state.value}' for device in self) or 'of no devices'}>"
@@ -205,7 +205,7 @@ class Pool(Sequence[Device], NotEntered):
         idempotent
             Whether the work may be done twice. Then it is run on the next device too if this one
             faulted meanwhile, but not once two devices did, because it most likely faults them all.
-            Work that finds its device lost before it has sent an op moves whatever this says.
+            Work that raises :class:`~accel.DeviceLostError` moves whatever this says.
         timeout
             Seconds for all attempts together, after which the work is cancelled.
 
@@ -235,27 +235,25 @@ class Pool(Sequence[Device], NotEntered):
             raise DeadlineExceededError(f"the work did not end in {timeout} s") from error
 
     async def _run(self, work: Callable[[Device], Awaitable[T]], key: Key | None, idempotent: bool) -> T:
-        """Run a work on a device, and on others in turn where one is lost: see :meth:`run`.
+        """Run a work on one device after the other, until it moves no more: see :meth:`run`.
 
         No device gets it twice. A fault of the context moves it only if it is ``idempotent``, for
         it may have had effects.
         """
         tried: set[_Member] = set()
         faults = 0
-        following = self._next(key, tried)
-        if following is None:
+        member = self._next(key, tried)
+        if member is None:
             raise self._no_device_error()
         while True:
-            member, device = following, following.device
             tried.add(member)
-            generation = device.generation
+            device, generation = member.device, member.device.generation
             try:
                 with member:
                     return await work(device)
             except AccelError as error:
-                is_lost = isinstance(error, DeviceLostError)
-                if not is_lost:
-                    # A ref of before a fault within the work is a consequence of the fault.
+                if not isinstance(error, DeviceLostError):
+                    # A fault within the work has made a ref of it stale: that counts as a fault.
                     is_stale = isinstance(error, StaleRefError) and (
                         device.generation != generation or device.state is not DeviceState.READY
                     )
@@ -266,6 +264,7 @@ class Pool(Sequence[Device], NotEntered):
                 if following is None:
                     raise
                 logger.warning("pool_work_moved", device=device.name, generation=generation, to=following.device.name, error=error)
+                member = following
 
     async def load_model(self, target: Any, *, on_progress: Callable[[str, int, int], object] | None = None, **options: Any) -> list[Model]:
         """Load a model on all devices at the same time, and return the models in the devices' order.
@@ -275,7 +274,7 @@ class Pool(Sequence[Device], NotEntered):
         target, **options
             As for :meth:`accel.Device.load_model`.
         on_progress
-            As there; called with the sums over all devices.
+            As for :meth:`accel.Device.load_model`; called with the sums over all devices.
 
         Raises
         ------
@@ -289,9 +288,10 @@ class Pool(Sequence[Device], NotEntered):
             raise self._no_device_error()
         told: dict[tuple[str, str], tuple[int, int]] = {}
         loads = []
-        for device in [member.device for member in members]:
-            progress = summed(on_progress, told, device.name) if callable(on_progress) else on_progress
-            loads.append(device.load_model(target, on_progress=progress, **options))
+        for member in members:
+            # What cannot be called is refused by the device.
+            progress = summed(on_progress, told, member.device.name) if callable(on_progress) else on_progress
+            loads.append(member.device.load_model(target, on_progress=progress, **options))
         return await all_or_nothing(loads, lambda model: model.aclose())
 
     # -- devices that come and go
@@ -351,9 +351,9 @@ class Pool(Sequence[Device], NotEntered):
 
         Notes
         -----
-        Idle is a device when what :meth:`run` has given to it has ended, and nothing is awaited or
-        in flight on it. Who has it from :meth:`pick` may still use it; a service that has a model
-        on it is told by a drain of its own.
+        A device is idle when all work that :meth:`run` has given to it has ended, and nothing is
+        awaited or in flight on it. Callers that got it from :meth:`pick` may still use it. A service
+        that has a model on it has a drain of its own.
         """
         member = self._member(device)
         check_timeout(timeout)
@@ -388,8 +388,8 @@ class Pool(Sequence[Device], NotEntered):
         Parameters
         ----------
         ready
-            How many are enough: one of them, ``"all"`` that are not being drained, or a number. A
-            number counts devices that are being drained as missing: a liveness probe had better
+            How many are enough: ``"any"`` one, ``"all"`` that are not being drained, or a number. A
+            number counts devices that are being drained as missing, so that a liveness probe should
             ask for ``"any"``.
 
         Raises
@@ -417,23 +417,27 @@ class Pool(Sequence[Device], NotEntered):
     # -- the choice
 
     def _taking(self) -> list[_Member]:
-        """Return the members that take work, if they serve."""
+        """Return the members that are not being drained, whether they serve or not."""
         return [member for member in self._members if not member.is_draining]
 
     def _ready(self) -> list[_Member]:
+        """Return the members that serve now, and are not being drained."""
         return [member for member in self._taking() if member.device.health().is_ready]
 
     def _next(self, key: Key | None, tried: set[_Member]) -> _Member | None:
-        """Return the next member for a work: one that serves, else one that will."""
+        """Return a member for a work that was not ``tried``: one that serves, else one that will.
+
+        ``None`` if there is neither.
+        """
         left = [member for member in self._ready() if member not in tried]
         left = left or [member for member in self._taking() if member not in tried and member.device.health().is_live]
         return self._choose(key, left)
 
     def _choose(self, key: Key | None, members: Sequence[_Member]) -> _Member | None:
-        """Return the member that gets work of this key, if there is one.
+        """Return the one of ``members`` that gets work of this key; ``None`` if there are none.
 
-        With a key the one that it hashes to, the same as long as that serves; without one the least
-        busy, and of those the one that was chosen the longest time ago.
+        With a key the member that it hashes to, the same as long as that is among them. Without one
+        the least busy member, and of several the one that was chosen the longest time ago.
         """
         if key is not None:
             named = {member.device.name: member for member in members}
@@ -446,7 +450,10 @@ class Pool(Sequence[Device], NotEntered):
         return chosen
 
     def _member(self, device: Device | str | int) -> _Member:
-        """Return the member that a device, its name or its place names; a negative place counts from the end."""
+        """Return the member of a device, which its name or its place may stand for.
+
+        A negative place counts from the end.
+        """
         for place, member in enumerate(self._members):
             if type(device) is not bool and device in (place, place - len(self), member.device, member.device.name):
                 return member
@@ -468,7 +475,8 @@ class Pool(Sequence[Device], NotEntered):
 async def all_or_nothing(calls: Iterable[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]) -> list[T]:
     """Await calls at the same time. If one raises, or this is cancelled, undo those that succeeded.
 
-    The error is the first one, when all others have ended and are undone. Cancelling meanwhile does not stop that.
+    The first error is raised once all others have ended and are undone. Cancelling does not stop
+    that: it is raised afterwards, instead of the error.
     """
     tasks = [asyncio.create_task(call) for call in calls]
     try:
@@ -486,7 +494,7 @@ async def all_or_nothing(calls: Iterable[Coroutine[Any, Any, T]], undo: Callable
             raise cancelled from None
         raise
     finally:
-        del tasks  # the error's traceback keeps this frame, and theirs what they had loaded
+        del tasks  # the error's traceback keeps this frame, and the tasks what they have loaded
 
 
 async def _end(tasks: Sequence[asyncio.Task[T]], undo: Callable[[T], Awaitable[object]]) -> None:
@@ -500,7 +508,10 @@ async def _end(tasks: Sequence[asyncio.Task[T]], undo: Callable[[T], Awaitable[o
 def summed(
     on_progress: Callable[[str, int, int], object], told: dict[tuple[str, str], tuple[int, int]], device: str
 ) -> Callable[[str, int, int], object]:
-    """Return the ``on_progress`` of one device, which tells the sums of what all have ``told``."""
+    """Return the ``on_progress`` of one device, which calls that of the pool with sums.
+
+    ``told`` has the numbers of all devices: (stage, device) -> (done, total).
+    """
 
     def progress(stage: str, done: int, total: int) -> object:
         told[stage, device] = done, total

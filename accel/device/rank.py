@@ -1,4 +1,4 @@
-"""A device as a rank of a world: what the controller asks of it, and its part of a batch."""
+"""A device as a rank of a world, as its controller sees it; and its part of a batch or a graph."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from accel.ops import collective
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from accel.actors import ActorSystem
     from accel.device.epochs import Membership
-    from accel.engine.attribution import Attribution
     from accel.engine.core import DeviceCore
     from accel.engine.host import Host
     from accel.engine.lifecycle import DeviceState
@@ -29,13 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["DeviceRank", "RankBatch", "RankGraph"]
 
 
-_KINDS: tuple[Any, ...] = tuple(found for name in collective.__all__ if isinstance(found := getattr(collective, name), type))
+_COLLECTIVES: tuple[Any, ...] = tuple(found for name in collective.__all__ if isinstance(found := getattr(collective, name), type))
+"""All ops of the library, of which a barrier, for example, makes no buffer."""
 
 
 class _RankRecorder(Recorder):
     """Records the ops of one rank of a world; :meth:`run` refuses collectives."""
 
-    to_host = _KINDS
+    to_host = _COLLECTIVES
 
     def collective(self, op: Collective) -> Any:
         """Record this rank's part of a collective, and return its result."""
@@ -43,13 +42,13 @@ class _RankRecorder(Recorder):
 
 
 class RankBatch(_RankRecorder, Batch):
-    """A batch of one rank: it has collectives only."""
+    """The part of one rank in a batch of a world: collectives, and copies of their strided operands."""
 
     writes: tuple[AccelRef, ...] = ()
-    """The buffers that it was sent to write."""
+    """The durable buffers that it writes; known once :meth:`number` was called."""
 
     def number(self, first: int) -> None:
-        """Count the collectives that were recorded from ``first`` on: until now it was from 0. Called before it is sent."""
+        """Give the recorded collectives numbers from ``first`` on, instead of from 0, before they are sent."""
         ops: Any = self._ops.ops
         self._ops.ops = [dataclasses.replace(op, number=first + op.number) if op.library == "collective" else op for op in ops]
         self.writes = tuple(ref for plan in self._ops.plans for ref in plan.writes if ref.durable)
@@ -61,12 +60,17 @@ class RankGraph(_RankRecorder, Graph):
     replay_op = CollectiveReplay
 
     def check(self) -> None:
-        """Raise if it cannot be replayed."""
-        CollectiveReplay(self._live_program()).plan()
+        """Raise if it cannot be replayed now; see :meth:`replay`."""
+        self.replay_op(self._live_program()).plan()
 
 
 class DeviceRank:
     """A device as the rank of a world; see :class:`accel.device.epochs.Rank`.
+
+    Parameters
+    ----------
+    core, sender, host
+        Of the device.
 
     Raises
     ------
@@ -81,44 +85,29 @@ class DeviceRank:
                 device=core.name,
                 remedy="Open it with overload='wait'; a world has an overload= of its own.",
             )
-        self._core = core
-        self._host = host
+        self.core = core
         self.sender = sender
+        self._host = host
 
     @property
     def name(self) -> str:
         """The name of the device."""
-        return self._core.name
-
-    @property
-    def system(self) -> ActorSystem:
-        """The device's."""
-        return self._core.system
+        return self.core.name
 
     @property
     def state(self) -> DeviceState:
         """The state of the device."""
-        return self._core.lifecycle.state
+        return self.core.lifecycle.state
 
     @property
     def fault(self) -> AccelError | None:
-        """What has ended the last context of the device."""
-        return self._core.lifecycle.cause
-
-    @property
-    def worlds(self) -> set[int]:
-        """Numbers of the open worlds of the device."""
-        return self._core.worlds
-
-    @property
-    def attributions(self) -> set[Attribution]:
-        """The work on the device that is examined if its context dies."""
-        return self._core.attributions
+        """The fault that has ended the last context; ``None`` while the device is READY."""
+        return self.core.lifecycle.cause
 
     @property
     def listeners(self) -> list[Callable[[], object]]:
-        """Called after each change of the state."""
-        return self._core.lifecycle.listeners
+        """Functions that are called after each change of the state."""
+        return self.core.lifecycle.listeners
 
     @property
     def members(self) -> Membership:
@@ -130,27 +119,27 @@ class DeviceRank:
 
     async def wait_ready(self) -> None:
         """Wait until the device is READY; raises if that will not happen."""
-        await self._core.lifecycle.wait_ready()
+        await self.core.lifecycle.wait_ready()
 
     def kill(self, why: str) -> None:
-        """End the present context; another one follows."""
+        """See :meth:`accel.device.epochs.Rank.kill`."""
         if self._host.context is not None:
             error = HostDiedError(f"the context of {self.name} {why}", hung=True, device=self.name, scope=FaultScope.CONTEXT)
             self._host.context.report_fault(error)
 
     def check(self, op: Collective, recording: RankBatch | RankGraph | None = None) -> tuple[AccelRef, ...]:
-        """Return what an op writes in place; raise if the device does not take it now, or a batch of it does not."""
+        """Return the refs that an op writes; raise if the device, or a recorder of it, refuses the op."""
         self.sender.guard()
         return self.sender.check(op, recording).writes
 
     def tear(self, refs: Iterable[AccelRef]) -> None:
-        """Mark durable buffers as torn: what was to write them has not run on all ranks."""
-        self._core.durable.tear((ref.buffer for ref in refs if ref.durable), "its world has lost a rank while a collective wrote it")
+        """Mark the durable ones of these buffers as torn: their collective has not run on all ranks."""
+        self.core.durable.tear((ref.buffer for ref in refs if ref.durable), "its world has lost a rank while a collective wrote it")
 
     def batch(self) -> RankBatch:
         """Return a batch of this device."""
-        return RankBatch(self._core, self.sender, None, {}, "batch")
+        return RankBatch(self.core, self.sender, None, {}, "batch")
 
     def graph(self) -> RankGraph:
         """Return a graph of this device."""
-        return RankGraph(self._core, self.sender, None, {})
+        return RankGraph(self.core, self.sender, None, {})

@@ -51,7 +51,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
     """The word for it in errors: ``"batch"`` or ``"graph"``."""
 
     to_host: ClassVar[tuple[type[KernelOp[Any]], ...]] = ()
-    """Ops that it takes although they make no buffer."""
+    """Ops that it takes although they make and write no buffer."""
 
     def __init__(self, core: DeviceCore, sender: Sender, timeout: float | None, families: Mapping[str, type[OpNamespace[Any]]]) -> None:
         self._core = core
@@ -188,8 +188,7 @@ class Recorder(BuiltInFamilies[Recorded], AsyncOnly):
         recording, recorded = self._core.refs.recording, self._ops
         ops, plans, outputs = recorded.ops, recorded.plans, recorded.outputs
         recorded.clear()
-        # One iterator for both loops: what the first has not reached when it is cancelled, the
-        # second does at once.
+        # One iterator for both loops: the second one goes on where the first is cancelled.
         remaining = iter(outputs)
         try:
             if len(ops) > CHECK_EVERY:

@@ -98,11 +98,11 @@ class System(ActorSystem):
         super().__init__(name, close_timeout=close_timeout, workers=workers, clock=clock, sleep=sleep, rng=rng)
         self.probes = Probes()
         self._devices: list[Device] = []
-        self._quarantines: list[Device] = []  # those that may not be closed yet
+        # Open quarantines and worlds, and closed ones until the next is opened.
+        self._quarantines: list[Device] = []
+        self._worlds: list[World] = []
         self._opening: dict[DeviceCore, str] = {}  # without a first context yet -> where it is made
-        self._worlds: list[World] = []  # those that may not be closed yet
-        self._opened_worlds = 0
-        self._opened = 0  # devices so far, which numbers their actors
+        self._opened = self._opened_worlds = 0  # devices and worlds so far: their numbers begin at 1
         # Shared by the devices of this system, such as the completion poller.
         self._shared: dict[Any, Any] = {}
 
@@ -112,7 +112,7 @@ class System(ActorSystem):
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices opened so far and not closed, in that order."""
-        return tuple(device for device in self._devices if device.state.value != "closed")
+        return tuple(device for device in self._devices if device.state is not DeviceState.CLOSED)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict of the devices and the actors.
@@ -258,18 +258,19 @@ class System(ActorSystem):
         )
         options = dataclasses.replace(options, **hosting)
         # 2. The hardware, on worker threads: finding it imports the backend.
+        is_shared = standby in ("context", "model")  # a spare child has a context beside that of the device
         try:
             if machine is None:
                 backend, description = await self.run_blocking(find_device, spec)
-                await self.run_blocking(check_shareable, backend, description.index, standby)
+                if is_shared:
+                    await self.run_blocking(check_shareable, backend, description.index)
                 name = self._free_name(description.spec)
             else:
-                is_shared = standby in ("context", "model")
                 description = (await machine.find_devices(self.run_blocking, [spec], None, is_shared=is_shared))[0]
                 backend = await self.run_blocking(load_backend, description.backend)
                 name = self._free_name(f"{description.spec}@{machine.address}")
             core = DeviceCore(self, backend, description, options, self._shared, name=name, probes=self.probes)
-            # 3. The host and the first context. Others that are opened meanwhile see this one.
+            # 3. The host and the first context. Calls meanwhile see the device in `_opening`.
             self._opening[core] = host_kind = self._choose_host(host_kind, core)
             try:
                 session = None if machine is None else NodeSession(machine, self.run_blocking)
@@ -334,7 +335,8 @@ class System(ActorSystem):
         else:
             opening = [self.open_device(spec, **options) for spec in await self.run_blocking(find_specs, specs, count)]
         opened = await all_or_nothing(opening, lambda device: device.aclose(timeout=0.0))
-        # Threads decide which of several on one piece of hardware got which name: put them in order.
+        # Threads have found the hardware, in any order, so that "cpu:0#2" may be before "cpu:0". Each
+        # place gets the next device, by the order of the names, of those on its piece of hardware.
         by_name = sorted(opened, key=lambda device: (len(device.name), device.name))
         bare = {device: device.name.partition("#")[0] for device in opened}
         ordered = {spec: iter([device for device in by_name if bare[device] == spec]) for spec in bare.values()}
@@ -377,7 +379,8 @@ class System(ActorSystem):
             What happens to further ones: as for :meth:`open_device`.
         extra
             A device that stands by, or several, as ``spec`` has them: a spec, or an open device. The
-            first takes the rank of a device that is LOST, and loads its parts of models.
+            first that is not LOST or closed itself takes the rank of a device that is LOST, and loads
+            its parts of models.
         **options
             Of :meth:`open_device`, for all devices. ``host`` is ``"process"`` where it is left out:
             each rank then dies alone. A ``standby=`` makes replacing a rank fast.
@@ -392,57 +395,55 @@ class System(ActorSystem):
             As :meth:`open_pool`; or the ranks do not come together. Then none is open.
         """
         self._check_open("opens no more worlds")
+        given: Any = spec if isinstance(spec, str) or not isinstance(spec, Iterable) else tuple(spec)  # it is read once
         several = isinstance(extra, Iterable) and not isinstance(extra, str)
         extras: Sequence[Any] = tuple(cast("Any", extra)) if several else () if extra is None else (extra,)
         epochs_options = check_world(ranks, len(extras), on_loss, hang_timeout, join_timeout, pending_limit, overload)
-        given = () if isinstance(spec, str) or not isinstance(spec, Iterable) else tuple(spec)
-        owns_devices = not (given and all(isinstance(device, Device) for device in given))
-        if owns_devices:
-            # What ranks join by is loaded now, and in each spare.
-            options = {"host": "process", **options, "libraries": (*check_libraries(options.get("libraries", ())), "collective")}
-            devices: Sequence[Any] = await self.open_pool(cast("Any", given or spec), count=ranks, **options)
-            specs, extras = extras, ()
-        else:
+        if isinstance(given, tuple) and given and all(isinstance(device, Device) for device in given):
             if options or ranks not in (None, len(given)):
                 raise InvalidArgumentError(
                     f"{len(given)} open devices were given, and options to open devices with", remedy="Leave these out, and ranks= too."
                 )
             named = (*given, *extras)
-            if (
-                not all(isinstance(device, Device) for device in extras)
-                or len(set(named)) < len(named)
-                or not set(named) <= set(self.devices)
-            ):
+            if len(set(map(id, named))) < len(named) or not all(device in self.devices for device in named):
                 raise InvalidArgumentError(
                     "a device was given twice, is closed, or is of another system", remedy="Give each open device of this system once."
                 )
-            devices = given
+            return await self._form_world(epochs_options, given, extras, owns_devices=False)
+        # The library by which ranks join is loaded now, and in each spare child.
+        options = {"host": "process", **options, "libraries": (*check_libraries(options.get("libraries", ())), "collective")}
+        opened: list[Device] = []
         try:
-            if owns_devices and specs:
-                extras = await self.open_pool(specs, **options)
-            return await self._form_world(epochs_options, devices, extras, owns_devices=owns_devices)
+            opened += await self.open_pool(given, count=ranks, **options)
+            size = len(opened)
+            if extras:
+                opened += await self.open_pool(extras, **options)
+            return await self._form_world(epochs_options, opened[:size], opened[size:], owns_devices=True)
         except BaseException:
-            if owns_devices:
-                await asyncio.gather(*(device.aclose(timeout=0.0) for device in (*devices, *extras)))
+            await asyncio.gather(*(device.aclose(timeout=0.0) for device in opened))
             raise
 
     async def _form_world(
         self, options: dict[str, Any], devices: Sequence[Device], extras: Sequence[Device] = (), *, owns_devices: bool
     ) -> World:
-        """Have devices join a world, with the options of :class:`Epochs`."""
+        """Return a world of devices, once they have joined; ``options`` are those of :class:`Epochs`.
+
+        If they do not join, the caller closes those that it has opened.
+        """
         known = (*devices, *extras)
         check_ranks(known)
         by_rank = {device.as_rank(): device for device in known}
         ranks, size = tuple(by_rank), len(devices)
         self._opened_worlds += 1
         epochs = Epochs(self._opened_worlds, ranks[:size], self.probes, extras=ranks[size:], **options)
+        # For World.quarantine(): all ranks stay, whichever a fault takes.
         form = partial(self._form_world, options | {"on_loss": "replace"}, owns_devices=True)
         world = World(epochs, by_rank, form, owns_devices=owns_devices)
         self._worlds = [*(other for other in self._worlds if other.state is not DeviceState.CLOSED), world]
         try:
             await epochs.open()
         except BaseException:
-            await world.leave()  # the caller closes the devices
+            await world.leave()
             raise
         return world
 
@@ -535,7 +536,7 @@ class System(ActorSystem):
         if host_kind != "auto":
             return host_kind
         description = core.description
-        # After a fault that this process cannot recover from, the backend works in children only.
+        # A backend whose `fault` is set works in children only: this process cannot recover from it.
         is_process_poisoned = getattr(core.backend, "fault", None) is not None
         # Devices of some backends share their fate within a process: so only the first one, open or
         # being opened, is inline.

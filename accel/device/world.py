@@ -1,4 +1,4 @@
-"""A world: several devices as ranks, whose collectives one controller orders."""
+"""A world: several devices as ranks, to which one controller sends collectives in one order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from accel.device.collectives import Collectives, Refs, check_refs, ops_at, pick
 from accel.device.world_recording import WorldBatch, WorldGraph
 from accel.dtype import native
 from accel.engine.attribution import Attribution
-from accel.errors import (
-    InvalidArgumentError,
-    UnsupportedError,
-)
+from accel.errors import InvalidArgumentError, UnsupportedError
 from accel.hints import NotEntered
 from accel.models import Model
 from accel.models.world_runner import together
 from accel.ops.collective import check_rank
 from accel.ref import AccelRef
-from accel.values import check_choice, check_count, check_seconds, check_timeout
+from accel.values import check_choice, check_count, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -37,9 +34,10 @@ __all__ = ["World", "check_world"]
 
 T = TypeVar("T")
 Later: TypeAlias = Coroutine[Any, Any, T]
-
+"""What a method returns that is awaited."""
 
 _MOST_RANKS = 1024
+"""The most ranks that a caller may ask for."""
 
 
 def check_world(
@@ -51,7 +49,10 @@ def check_world(
     pending_limit: int,
     overload: str,
 ) -> dict[str, Any]:
-    """Return the options of :class:`Epochs` for those of :meth:`accel.System.open_world`; raise if one is wrong."""
+    """Return options of :meth:`accel.System.open_world` as those of :class:`Epochs`; raise if one is wrong.
+
+    ``extras`` is how many extra devices there are.
+    """
     check_choice("on_loss", on_loss, "replace", "shrink")
     check_choice("overload", overload, "wait", "reject")
     check_count("pending_limit", pending_limit)
@@ -62,8 +63,13 @@ def check_world(
         raise InvalidArgumentError(f"ranks is {ranks}", remedy=f"Give at most {_MOST_RANKS}.")
     if extras and on_loss == "shrink":
         raise InvalidArgumentError("a world that shrinks has no use for extra devices", remedy='Leave extra= out, or on_loss="shrink".')
-    waits = overload == "wait"
-    return {"on_loss": on_loss, "hang_timeout": hang_timeout, "join_timeout": join_timeout, "limit": pending_limit, "waits": waits}
+    return {
+        "on_loss": on_loss,
+        "hang_timeout": hang_timeout,
+        "join_timeout": join_timeout,
+        "limit": pending_limit,
+        "waits": overload == "wait",
+    }
 
 
 class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
@@ -85,16 +91,16 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         *,
         owns_devices: bool,
     ) -> None:
-        self._epochs = epochs  # the world's communicators; opened by the caller, after this
-        # Makes another world of other devices, which it owns, with the options of this one but
+        self._epochs = epochs  # the communicators; the caller opens them after this
+        # Makes a world of other devices, which it owns: with the options of this one, but for
         # on_loss="replace".
         self._form = form
-        self._devices = devices  # all since the start, extras too; epochs.ranks are the present ones
+        self._devices = devices  # all that were a rank or an extra; epochs.ranks are the ranks now
         self._owns_devices = owns_devices  # they were opened for this world, and aclose() closes them
-        # Until leave(): between two devices that are in worlds, a copy is lent, not the buffer
-        # itself; see Peers.
+        # Until leave(): a device that is in a world lends another one that is in a world a copy, and
+        # not the buffer itself; see Peers.
         for rank in devices:
-            rank.worlds.add(epochs.number)
+            rank.core.worlds.add(epochs.number)
 
     def __repr__(self) -> str:
         return f"<World {self._epochs.number} of {self.size} ranks {self.state.value} epoch {self.epoch}>"
@@ -111,17 +117,20 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     @property
     def takeovers(self) -> list[Callable[[int], Awaitable[object]]]:
-        """Called with the number of a rank, before the first of :attr:`extras` takes it: models load its weights there."""
+        """Functions that are called with the number of a rank, before the first of :attr:`extras` takes it.
+
+        A model loads the rank's weights on that device.
+        """
         return self._epochs.takeovers
 
     @property
     def name(self) -> str:
-        """What logs and metrics call it: ``"world:1"``."""
+        """The name in logs and metrics: ``"world:1"``."""
         return self._epochs.lifecycle.name
 
     @property
     def number(self) -> int:
-        """Of the world, among those of its system, from 1."""
+        """The number of the world, among those of its system, from 1."""
         return self._epochs.number
 
     @property
@@ -148,6 +157,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     @property
     def _ranks(self) -> list[DeviceRank]:
+        """The present ranks: :class:`Epochs` has the ranks that it was given."""
         return cast("list[DeviceRank]", self._epochs.ranks)
 
     async def each(self, work: Callable[[Device, int], Awaitable[T]]) -> tuple[T, ...]:
@@ -169,10 +179,11 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         timeout: float | None = None,
         grace: Callable[[], float] = lambda: 0.0,
     ) -> tuple[T, ...]:
-        """Run work on all ranks as one collective, and return the results: for ops that have collectives in them.
+        """Run work on all ranks as one collective, and return the results.
 
-        It is sent when all ranks are READY, at the same place among the collectives on each. It
-        raises :class:`~accel.WorldChangedError` if the epoch ends before all ranks have ended it.
+        For ops that have collectives in them. The work is sent when all ranks are READY, at the same place among
+        the collectives on each. It raises :class:`~accel.WorldChangedError` if the epoch ends before
+        all ranks have ended it.
 
         Parameters
         ----------
@@ -189,35 +200,35 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         """
 
         def start(place: Place) -> list[Coroutine[Any, Any, T] | None]:
-            running: list[Any] = []
-            try:
-                running.extend(work(device, place) for device in self.devices)
-            except BaseException:
-                _close_all(running)
-                raise
-            wrong = [made for made in running if not asyncio.iscoroutine(made)]
-            if wrong:
-                _close_all(running)
-                raise InvalidArgumentError(f"work has returned {wrong[0]!r:.80}", op=what, remedy="Give an `async def` function.")
+            """Return the work of each rank; see :data:`accel.device.epochs.Start`."""
+            with contextlib.ExitStack() as on_error:
+                running: list[Any] = []
+                for device in self.devices:
+                    made: Any = work(device, place)
+                    if not asyncio.iscoroutine(made):
+                        raise InvalidArgumentError(f"work has returned {made!r:.80}", op=what, remedy="Give an `async def` function.")
+                    running.append(on_error.enter_context(contextlib.closing(made)))
+                on_error.pop_all()
             return running
 
         return tuple(await self._epochs.run(what, start, timeout, grace=grace))
 
     async def broadcast(self, source: Any, *, root: int = 0, out: Sequence[AccelRef] | None = None, timeout: float | None = None) -> Refs:
-        """Give every rank the array of rank ``root``: a ref there, or a host array, which is put there."""
+        """Give every rank the array of rank ``root``: a ref of its device, or a host array, which is put there."""
         return await self._with_source(super().broadcast, source, root, out, timeout)
 
     async def scatter(
         self, source: Any, *, root: int = 0, axis: int = 0, out: Sequence[AccelRef] | None = None, timeout: float | None = None
     ) -> Refs:
-        """Give each rank its part of the array of rank ``root``: a ref there, or a host array, which is put there.
+        """Give each rank its part of the array of rank ``root``.
 
         Parameters
         ----------
         source
-            The array; its length along ``axis`` is a multiple of the number of ranks.
+            A ref of the device of ``root``, or a host array, which is put there. Its length along
+            ``axis`` is a multiple of the number of ranks.
         axis
-            Along which it is cut: 0 for a ref.
+            The dimension along which it is cut: 0 for a ref.
         """
         if type(axis) is not int:
             raise InvalidArgumentError(f"axis is {axis!r:.80}", remedy="Give the number of a dimension.")
@@ -228,15 +239,14 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
                 f"axis is {axis!r}, and a ref is cut along axis 0", remedy="Give a host array, or transpose it before."
             )
         check_rank("root", root, self.size)
-        check_timeout(timeout)
+        rank = self._ranks[root]
+        deadline = rank.sender.deadline_after(timeout)
         outs = None if out is None else [ref.reshape(1, *ref.shape) for ref in check_refs("out", out, self.size)]
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         try:
-            parts = await self._ranks[0].system.run_blocking(_parts, source, self.size, axis)
+            parts = await rank.core.system.run_blocking(_parts, source, self.size, axis)
         except (ValueError, TypeError, IndexError) as error:
             raise InvalidArgumentError(f"source cannot be cut into {self.size} equal parts along axis {axis}: {error}") from error
-        left = None if timeout is None else timeout - (loop.time() - began)
+        left = rank.sender.seconds_left(deadline)
         return tuple(share[0] for share in await self._with_source(super().scatter, parts, root, outs, left))
 
     async def load_model(self, target: Any, *, split: Mapping[str, int] | None = None, **options: Any) -> Model:
@@ -279,26 +289,25 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
                 remedy='Open it with on_loss="replace".',
             )
         await self._epochs.wait_ready(None)
-        return await Model.load(self, target, split=split, system=self._ranks[0].system, **options)
+        return await Model.load(self, target, split=split, system=self._ranks[0].core.system, **options)
 
     async def _with_source(
         self, send: Callable[..., Later[Refs]], source: Any, root: int, out: Sequence[AccelRef] | None, timeout: float | None
     ) -> Refs:
-        """Put a source that is no ref on the root's device, then send."""
+        """Put a source that is no ref on the root's device, and send the collective within one timeout."""
         check_rank("root", root, self.size)
-        check_timeout(timeout)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        sender = self._ranks[root].sender
+        deadline = sender.deadline_after(timeout)
         if not isinstance(source, AccelRef):
             source = await self.devices[root].put(source, timeout=timeout)
-        left = None if timeout is None else timeout - (loop.time() - began)
-        return await send(source, root=root, out=out, timeout=left)
+        return await send(source, root=root, out=out, timeout=sender.seconds_left(deadline))
 
     async def _send(self, what: str, makers: Callable[[int], Makers], timeout: float | None, result: int | None) -> Any:
         """See :meth:`Collectives._send`."""
         writes: list[tuple[DeviceRank, tuple[AccelRef, ...]]] = []
 
         def start(place: Place) -> list[Coroutine[Any, Any, Any] | None]:
+            """Check all ops before the first is sent."""
             parts = list(zip(self._ranks, ops_at(place, makers(place.size)), strict=True))
             writes.extend((rank, rank.check(op)) for rank, op in parts if op is not None)
             return [None if op is None else rank.sender.run(op, None) for rank, op in parts]
@@ -323,9 +332,10 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     @contextlib.asynccontextmanager
     async def quarantine(self) -> AsyncIterator[World]:
-        """Return a block with a second world like this one, for work that may kill a rank.
+        """Open a second world like this one, for work that may kill a rank, and close it at the end.
 
-        Its devices are those of :meth:`accel.Device.quarantine`, one for each of this world's.
+        ``async with world.quarantine() as other:``. It has a :meth:`accel.Device.quarantine` of each
+        device of this world.
         """
         if self._epochs.lifecycle.is_final:
             raise self._epochs.lifecycle.final_error()
@@ -340,7 +350,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
     def attribution(self) -> Attribution:
         """Declare work that is examined if a rank dies while it is on the devices; see :meth:`accel.Device.attribution`."""
-        return Attribution(*(rank.attributions for rank in self._ranks))
+        return Attribution(*(rank.core.attributions for rank in self._ranks))
 
     def graph(self, *, timeout: float | None = None) -> WorldGraph:
         """Return a graph: ``async with world.graph() as graph`` records ops of all ranks without running them.
@@ -358,7 +368,7 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
         """Close the world, and no device. Idempotent."""
         await self._epochs.aclose()
         for rank in self._devices:
-            rank.worlds.discard(self.number)
+            rank.core.worlds.discard(self.number)
 
     async def aclose(self, *, timeout: float | None = None) -> None:
         """Close the world, and the devices that were opened for it. Idempotent.
@@ -374,11 +384,5 @@ class World(Collectives[Later[Refs], Later[AccelRef], Later[None]], NotEntered):
 
 
 def _parts(source: Any, count: int, axis: int) -> np.ndarray[Any, Any]:
-    """Return the equal parts of an array along an axis, one behind the other; copies it, so on a worker thread."""
+    """Return a copy of an array, as its equal parts along an axis, which become the first dimension."""
     return np.stack(np.split(native(source), count, axis))
-
-
-def _close_all(running: Sequence[Any]) -> None:
-    """Close coroutines that are not awaited."""
-    for made in filter(asyncio.iscoroutine, running):
-        made.close()

@@ -1,4 +1,4 @@
-"""What a world records without awaiting it: batches of collectives, and graphs with collectives."""
+"""Recorders of a world: batches of collectives, and graphs with collectives."""
 
 from __future__ import annotations
 
@@ -25,21 +25,33 @@ R = TypeVar("R", RankBatch, RankGraph)
 
 
 class _WorldRecorder(Collectives[Refs, AccelRef, None], Generic[R]):
-    """Records collectives in a block: for each rank in a batch, or a graph, of its device."""
+    """Records collectives in its ``async with`` block, by a recorder for each rank.
+
+    Parameters
+    ----------
+    epochs
+        The world's.
+    timeout
+        Seconds of waiting at the beginning of the block, and as many at its end.
+    """
 
     what: ClassVar[str]
+    """The word for it in errors: ``"batch"`` or ``"graph"``."""
 
     def __init__(self, epochs: Epochs, timeout: float | None) -> None:
         self._epochs = epochs
         self._timeout = timeout
-        self._place: Place | None = None  # once it was entered; the number is that of the next collective, from 0
-        self._recorders: list[tuple[DeviceRank, R]] = []
+        # Of the next collective, in the epoch in which the block has begun. Its number is 0, as that
+        # of collectives without a number; in a batch it counts those that are recorded, from 0.
+        self._place: Place | None = None
+        self._recorders: list[tuple[DeviceRank, R]] = []  # by rank
 
     def _recorder(self, rank: DeviceRank) -> R:
-        """Return what records the ops of one rank."""
+        """Return a new recorder for the ops of one rank."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
+        """Wait until the world is READY, and begin to record, in its present epoch."""
         if self._place is not None:
             raise ClosedError(f"a {self.what} is recorded once", remedy=f"Call world.{self.what}() for each block.")
         await self._epochs.wait_ready(self._timeout)
@@ -60,17 +72,17 @@ class _WorldRecorder(Collectives[Refs, AccelRef, None], Generic[R]):
                 f"a collective of a {self.what} has no timeout of its own", remedy=f"Use world.{self.what}(timeout=...)."
             )
         parts = list(zip(self._recorders, ops_at(place, makers(place.size)), strict=True))
-        for (rank, recorder), op in parts:  # all before the first is recorded
+        for (rank, recorder), op in parts:  # all of them, before the first is recorded
             if op is not None:
                 rank.check(op, recorder)
-        self._place = dataclasses.replace(place, number=place.number + 1)
         return picked([None if op is None else recorder.collective(op) for (_, recorder), op in parts], result)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Send what was recorded to all ranks, and wait for its end; send nothing if the body has raised."""
+        """Send the recorded ops to all ranks, and await their end; send none if the body has raised."""
         is_sent = False
 
         def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+            """End the block of each rank's recorder, which sends its ops; see :data:`.epochs.Start`."""
             nonlocal is_sent
             self._check_epoch(place)
             for rank, _ in self._recorders:
@@ -86,20 +98,20 @@ class _WorldRecorder(Collectives[Refs, AccelRef, None], Generic[R]):
             kind, error = type(raised), raised
             raise
         finally:
-            if not is_sent:
+            if not is_sent:  # have the recorders drop their ops
                 for _, recorder in self._recorders:
                     await recorder.__aexit__(kind, error, trace)
             del error
 
     async def _run(self, start: Start) -> None:
-        """Send it to all ranks, and wait for its end."""
+        """Have :meth:`Epochs.run` call ``start``, and wait for the end of all ranks."""
         raise NotImplementedError
 
     def _set_place(self, place: Place) -> None:
-        """Tell the recorders where among the world's collectives it is sent."""
+        """Set the numbers of recorded collectives, of which ``place`` has the first, if they have any."""
 
     def _check_epoch(self, place: Place) -> None:
-        """Raise if the world has changed since the block began: nothing is sent."""
+        """Raise unless the block has begun, in the epoch of ``place``: nothing is sent."""
         if self._place is None:
             raise NotInitializedError(
                 f"the {self.what} is not recorded yet", remedy=f"Use `async with world.{self.what}() as {self.what}:` before."
@@ -125,19 +137,26 @@ class WorldBatch(_WorldRecorder[RankBatch]):
     def _recorder(self, rank: DeviceRank) -> RankBatch:
         return rank.batch()
 
+    def _send(self, what: str, makers: Callable[[int], Makers], timeout: float | None, result: int | None) -> Any:
+        """See :meth:`Collectives._send`; counts the collectives."""
+        recorded = super()._send(what, makers, timeout, result)
+        assert self._place is not None, "it was entered"
+        self._place = dataclasses.replace(self._place, number=self._place.number + 1)
+        return recorded
+
     async def _run(self, start: Start) -> None:
-        """Send it to all ranks, unless it is empty."""
+        """See :meth:`_WorldRecorder._run`. An empty batch is not sent."""
         assert self._place is not None, "it was entered"
         if self._place.number:
             await self._epochs.run("batch", start, self._timeout, self._place.number, on_lost=self._tear)
 
     def _set_place(self, place: Place) -> None:
-        """Tell the batches the numbers of their collectives."""
+        """See :meth:`_WorldRecorder._set_place`."""
         for _, batch in self._recorders:
             batch.number(place.number)
 
     def _tear(self) -> None:
-        """Mark what it was to write as torn."""
+        """Mark the durable buffers that it writes as torn; called if the epoch ends before it."""
         for rank, batch in self._recorders:
             rank.tear(batch.writes)
 
@@ -147,6 +166,9 @@ class WorldGraph(_WorldRecorder[RankGraph]):
 
     ``graph.all_reduce(...)`` records a collective, ``graph[rank].blas.gemm(...)`` an op of one rank;
     see :class:`~accel.Graph` for its refs. When the epoch ends, the graph is to be recorded anew.
+
+    Its collectives have no numbers: these would be the same in each replay, and reports of hangs
+    compare numbers with those of other collectives.
     """
 
     what = "graph"
@@ -155,13 +177,14 @@ class WorldGraph(_WorldRecorder[RankGraph]):
         return rank.graph()
 
     def __getitem__(self, rank: int) -> RankGraph:
+        """Return the recorder of one rank's ops."""
         if not self._recorders:
             raise NotInitializedError("the graph records inside its block only", remedy="Use `async with world.graph() as graph:`.")
         check_rank("rank", rank, len(self._recorders))
         return self._recorders[rank][1]
 
     async def _run(self, start: Start) -> None:
-        """Have all ranks capture what was recorded. Nothing runs."""
+        """See :meth:`_WorldRecorder._run`. All ranks capture their graphs; nothing runs."""
         await self._epochs.run("capture", start, self._timeout)
 
     async def replay(self, *, timeout: float | None = None) -> None:
@@ -176,6 +199,7 @@ class WorldGraph(_WorldRecorder[RankGraph]):
         """
 
         def start(place: Place) -> Sequence[Coroutine[Any, Any, None]]:
+            """Check the graphs of all ranks before the first replay is sent."""
             self._check_epoch(place)
             for rank, graph in self._recorders:
                 rank.sender.guard()

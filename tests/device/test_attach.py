@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import accel
+from accel.engine.loans import Loan
+from accel.engine.sender import Sender
 from tests.child_support import no_child_left
 from tests.device_support import bounded, failure, until, used
 
@@ -156,6 +158,22 @@ async def test_a_closed_descriptor_is_refused(device: accel.Device) -> None:
     assert device.generation == 1
     if device.info().pid is not None:
         assert not device._host.context._link.questions, "it was not asked"
+
+
+@pytest.mark.parametrize("device", ["process"], indirect=True)
+async def test_a_child_that_shares_a_buffer_and_does_not_say_where_it_is_is_replaced(
+    device: accel.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await device.zeros(1000, shareable=True)
+    loan = Loan(asyncio.get_running_loop(), 1, ref.nbytes)
+
+    async def lend(sender: Sender, op: Any, timeout: float | None) -> Loan:
+        return loan
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Sender, "run", lend)
+        await failure(device.share(ref), accel.ContextPoisonedError)
+    await until(lambda: device.generation == 2)
 
 
 async def test_only_memory_of_its_own_is_shared(device: accel.Device) -> None:

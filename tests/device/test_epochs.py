@@ -280,6 +280,26 @@ async def play(steps: list[tuple[str, int]], hang_timeout: float | None) -> None
     await played.end()
 
 
+async def close_while_it_opens(turns: int) -> BaseException | None:
+    """Close a world some turns of the loop after it began to open, and return the outcome of that."""
+    played = Played(None)
+    opening = asyncio.ensure_future(played.world.open())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await played.world.aclose()
+    outcome: BaseException | None = (await asyncio.gather(opening, return_exceptions=True))[0]
+    assert played.world.lifecycle.state is DeviceState.CLOSED
+    assert all(communicator.is_revoked for communicator in played.network.communicators.values())
+    return outcome
+
+
+def test_a_world_that_is_closed_while_it_opens_stays_closed() -> None:
+    outcomes = [asyncio.run(close_while_it_opens(turns)) for turns in range(1, 30)]
+    assert isinstance(outcomes[0], accel.ClosedError)
+    assert outcomes[-1] is None, "it was open"
+    assert {type(outcome) for outcome in outcomes} == {accel.ClosedError, type(None)}
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(actions, min_size=10, max_size=40), st.sampled_from([None, 0.01]))
 def test_every_await_ends_and_ok_means_that_all_ranks_ran_it(steps: list[tuple[str, int]], hang_timeout: float | None) -> None:

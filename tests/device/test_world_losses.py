@@ -130,6 +130,19 @@ async def test_a_rank_that_hangs_is_named_and_replaced(ranks: Ranks, where: str)
             await failure(hung, accel.ContextPoisonedError)
 
 
+async def test_a_rank_that_hangs_after_a_graph_of_many_collectives_is_named(ranks: Ranks) -> None:
+    async with ranks.world(FaultPlan().hang_at(1, op="all_reduce"), hang_timeout=2.0) as world:
+        x = await ones(world)
+        async with world.graph() as graph:
+            for _ in range(20):
+                graph.barrier()
+        await graph.replay()
+        error = await failure(world.all_reduce(x), accel.WorldChangedError)
+        assert error.ranks == (1,), error
+        await graph.aclose()
+        await check_works(world)
+
+
 async def test_a_stopped_rank_is_named_and_replaced(ranks: Ranks) -> None:
     async with ranks.world(hang_timeout=2.0) as world:
         before, x = generations(world), await ones(world)
@@ -210,6 +223,37 @@ async def test_a_world_whose_extra_device_is_lost_too_is_lost(system: accel.Syst
     assert world.epoch == 1
     kill(world.devices[0])
     await failure(wait_lost(world), accel.DeviceLostError)
+
+
+async def test_an_extra_device_that_is_lost_itself_is_passed_over(system: accel.System) -> None:
+    devices = [await system.open_device("cpu", host="process", restart=ONCE) for _ in range(5)]
+    world = await system.open_world(devices[:2], extra=devices[2:])
+    kill(devices[2])
+    await until(lambda: devices[2].state is accel.DeviceState.LOST)
+    await devices[3].aclose()
+    kill(devices[0])
+    await until(lambda: world.epoch == 2)
+    assert (world.devices, world.extras) == ((devices[4], devices[1]), ())
+    await check_works(world)
+
+
+async def test_an_extra_device_that_is_lost_while_it_takes_a_rank_is_passed_over(system: accel.System) -> None:
+    devices = [await system.open_device("cpu", host="process", restart=ONCE) for _ in range(4)]
+    world = await system.open_world(devices[:2], extra=devices[2:])
+    taking: list[accel.Device] = []
+
+    async def take_over(rank: int) -> None:
+        taking.append(world.extras[0])
+        if world.extras[0] is devices[2]:
+            kill(devices[2])
+            await until(lambda: devices[2].state is accel.DeviceState.LOST)
+            await devices[2].put(np.ones(1))
+
+    world.takeovers.append(take_over)
+    kill(devices[0])
+    await until(lambda: world.epoch == 2)
+    assert (world.devices, world.extras, taking) == ((devices[3], devices[1]), (), devices[2:])
+    await check_works(world)
 
 
 async def wait_lost(world: accel.World) -> None:

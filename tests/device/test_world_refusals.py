@@ -56,7 +56,7 @@ async def test_what_is_wrong_is_refused_before_anything_is_sent(system: accel.Sy
 
     async def step() -> None: ...
 
-    returned: Any = iter(["no step", step()])
+    returned: Any = iter([step(), "no step"])
     error = await failure(world.lockstep("step", lambda *_: next(returned)), accel.InvalidArgumentError)
     assert "'no step'" in error.message
 
