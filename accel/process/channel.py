@@ -134,9 +134,7 @@ class Channel:
         if self._is_closed:
             raise ClosedError("the connection to the other process is closed")
         # Joined first: a part that is no buffer must not leave half a message.
-        payload = parts[0] if len(parts) == 1 else b"".join([bytes(memoryview(part)) for part in parts])
-        if type(payload) is not bytes:
-            payload = bytes(memoryview(payload))
+        payload = b"".join(parts)
         length = len(payload)
         if length > self._max_message or len(fds) > MAX_DESCRIPTORS or kind == GREETING:
             raise InvalidArgumentError(
