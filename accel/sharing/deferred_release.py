@@ -67,14 +67,13 @@ class DeferredRelease:
     def _send_marker(self) -> None:
         """Send a marker for all waiting blocks, unless there are none; one is in flight at a time.
 
-        After a fault no op ends: the memory is then left to :meth:`take_all`, at the context's end.
+        After a fault no op ends: the blocks then wait for :meth:`take_all`, at the context's end.
         """
         context, self._retry = self._context, None
-        blocks, self._waiting = self._waiting, []
-        if context.fault is not None or not blocks:
-            self._closing.left += [block.memory for block in blocks]
+        if context.fault is not None or not self._waiting:
             return
         # Make the marker, an op that writes all blocks and so depends on each of their uses.
+        blocks, self._waiting = self._waiting, []
         self._marked = blocks
         lane = context.lanes.transfer_lanes["put"]
         marker = OpSubmission(_MARKER, _EMPTY_PLAN, context.core.loop.create_future(), context.generation)
