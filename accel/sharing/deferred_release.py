@@ -10,7 +10,7 @@ from accel.storage.closing import Closing
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from accel.backend import SlabMemory
     from accel.engine.context import Context
@@ -126,9 +126,12 @@ class DeferredRelease:
             self._retry.cancel()
         await self._closing.wait_closed()
 
-    def take_all(self) -> list[SlabMemory]:
-        """Return the memory that was not closed, for the caller to close. Called last."""
-        return [*self._closing.left, *(block.memory for block in (*self._marked, *self._waiting))]
+    def take_all(self, blocks: Iterable[ExternalBlock]) -> list[SlabMemory]:
+        """Return the memory that was not closed, for the caller to close. Called last.
+
+        ``blocks`` are those of the context that were never released: their memory is added.
+        """
+        return [*self._closing.left, *(block.memory for block in (*self._marked, *self._waiting, *blocks))]
 
 
 def _enqueue_nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

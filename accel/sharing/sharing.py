@@ -64,7 +64,7 @@ class Sharing:
         self._exchange: Exchange | None = None
         self._exports: dict[int, BufferExports] = {}  # of exported buffers
         self._external_blocks: dict[int, ExternalBlock] = {}  # of imported and managed buffers
-        self._releases = DeferredRelease(context)
+        self._releases: DeferredRelease | None = None  # made with the first external block
         # The number by which each slab with a lent buffer is known to the borrowers.
         self._lent_slabs: weakref.WeakKeyDictionary[SlabMemory, int] = weakref.WeakKeyDictionary()
         self._slab_numbers = itertools.count()
@@ -389,6 +389,8 @@ class Sharing:
         buffers.blocks[buffer] = block
         buffers.free_hooks[buffer] = partial(self._release, buffer)
         self._external_blocks[buffer] = block
+        if self._releases is None:
+            self._releases = DeferredRelease(self._context)
 
     # -- lending
 
@@ -431,13 +433,15 @@ class Sharing:
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
         del self._external_blocks[buffer]
+        assert self._releases is not None, "made when the block was added"
         self._releases.release(block)
 
     # -- the end
 
     async def aclose(self) -> None:
         """Wait until the memory that is being closed is closed; :meth:`take_all` has the rest."""
-        await self._releases.aclose()
+        if self._releases is not None:
+            await self._releases.aclose()
 
     def take_all(self) -> list[SlabMemory]:
         """Remove all memory from the context, slabs and the rest, for the caller to close.
@@ -461,8 +465,9 @@ class Sharing:
             nbytes = sum(memory.nbytes for memory, _ in live.values())
             logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=nbytes)
             close_when_dropped(live.values(), self._open_exchange().settle, context.core.name)
-        external = [block.memory for block in self._external_blocks.values()]
-        memories = [*context.buffers.allocator.take_all(), *self._releases.take_all(), *external]
+        memories = context.buffers.allocator.take_all()
+        if self._releases is not None:
+            memories += self._releases.take_all(self._external_blocks.values())
         if self._exchange is not None:
             self._exchange.close()
         return [memory for memory in memories if id(memory) not in live]
