@@ -118,7 +118,7 @@ class Sharing:
     ) -> Any:
         """Return a DLPack capsule; see :meth:`accel.AccelRef.__dlpack__`.
 
-        The buffer is exported as long as the consumer keeps what it makes of the capsule.
+        The buffer is exported as long as the capsule, or the tensor made of it, lives.
         """
         device = self.dlpack_device(ref)
         if dl_device is not None and tuple(dl_device) != device:

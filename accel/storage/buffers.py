@@ -55,7 +55,7 @@ class HeldResource:
     Attributes
     ----------
     address : int
-        What kernels get as its address.
+        The address that kernels get for it: 0.
     """
 
     __slots__ = ("_release", "address", "inputs", "outputs", "usage")
@@ -178,7 +178,8 @@ class Buffers:
     def captured_workspaces(self) -> AccelRef:
         """Return the ref that stands for the workspaces of the lane in which graphs are captured.
 
-        What was captured uses them in whichever lane it is replayed. So each replay writes this ref.
+        A replay uses them in whichever lane it runs. So each replay counts as a write of this ref,
+        and comes after the replays before it.
         """
         if self._captured is None:
             self._captured = self._refs.make((Spec((0,), DType.UINT8),), self._generation)[0]
