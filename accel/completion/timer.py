@@ -104,7 +104,7 @@ class TimerfdTimer:
         The timer is the parent's as well: from now on arming and disarming do nothing here.
         """
         fd, self._fd = self._fd, -1
-        self._set_time = _set_nothing
+        self._set_time = lambda delay: None
         if fd >= 0:
             os.close(fd)
 
@@ -119,10 +119,6 @@ class TimerfdTimer:
         if not self._is_set and self._fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)
-
-
-def _set_nothing(delay: float) -> None:
-    """Replace the setter in a forked child: the timer is the parent's."""
 
 
 def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> LoopTimer | TimerfdTimer:

@@ -72,7 +72,7 @@ class Sharing:
     # -- opening, at the first use
 
     def _open_exchange(self) -> Exchange:
-        """Return what the backend exports and imports memory by.
+        """Return the backend's exchange, which exports and imports memory.
 
         The first call makes it, and the lane and the timeline that stand for the work of other
         libraries; before, nothing of the context is shared.
@@ -93,9 +93,10 @@ class Sharing:
                     device=context.core.name,
                     remedy="Use device.put and device.get.",
                 )
-            exchange = self._exchange = device.create_exchange()
+            exchange = device.create_exchange()
             self._external_lane = lane = ExternalLane(exchange.stream, context.events, captures_of(context.core))
             self._external_work = ExternalWork(lane, lane.advance, self._watch_external_work)
+            self._exchange = exchange
         return exchange
 
     # -- exporting
