@@ -43,12 +43,12 @@ class Pacing:
         An op whose expected ends are spread over more than this is not polled in each loop
         iteration, but at intervals.
     step
-        Longest sleep before the earliest expected end, as long as the interval is shorter.
+        Longest sleep before the earliest expected end, unless the interval is longer.
     shortest, longest
         Bounds of an interval. A time shorter than ``shortest`` is not worth a timer: the op is
         polled in each loop iteration.
     patience
-        An interval is one part in ``patience`` of the time that the op has taken so far.
+        An interval is the time that the op has taken so far, divided by this.
     kinds
         For how many kinds of op durations are kept.
     """
@@ -64,12 +64,12 @@ class Pacing:
 
 
 class AdaptivePace(Predictor):
-    """Paces a poller by what ops of the same kind took before.
+    """Paces a poller by the durations of earlier ops of the same kind.
 
     Parameters
     ----------
     pacing
-        Bounds.
+        The times that it keeps to.
     """
 
     __slots__ = ("_pacing",)
@@ -102,7 +102,7 @@ class AdaptivePace(Predictor):
 
 @dataclass(frozen=True)
 class AdaptiveCompletion(CompletionStrategy):
-    """One poller for all devices of a system, paced by what ops of the same kind took before.
+    """One poller for all devices of a system, paced by the durations of ops of the same kind.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ _MARKER: Final = _Marker()
 class DeferredRelease:
     """Releases blocks that no allocator owns. Used on the loop's thread only.
 
-    Their uses are on several streams, and other libraries' too. So a marker, an op that writes all
-    of the blocks, is sent: when it has ended, all uses have.
+    A block may be in use on several streams, and by other libraries. So a marker, an op that writes
+    all of the blocks, is sent: it depends on all of their uses, and ends after them.
 
     Parameters
     ----------
@@ -53,10 +53,10 @@ class DeferredRelease:
         self._context = context
         self._waiting: list[ExternalBlock] = []
         self._marked: list[ExternalBlock] = []  # their marker is in flight
-        self._dependencies: list[Dependency] = []  # of the marker
+        self._dependencies: list[Dependency] = []  # of a marker that failed; see _retry_later()
         self._closing: Closing[SlabMemory] = Closing(context.core.system)
-        self._retry: asyncio.TimerHandle | None = None
-        self._pause = _PAUSE
+        self._retry: asyncio.TimerHandle | None = None  # sends the marker again after one that failed
+        self._pause = _PAUSE  # seconds until then
 
     def release(self, block: ExternalBlock) -> None:
         """Have a block's memory closed, off the loop, once its uses are over; returns at once."""

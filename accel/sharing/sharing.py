@@ -396,14 +396,21 @@ class Sharing:
     # -- lending
 
     def lend(self, ref: AccelRef, mapped: tuple[int, ...] = ()) -> Loan:
-        """Lend a buffer to another device, which has ``mapped`` slabs of those numbers before.
+        """Lend a buffer to another device. Ops that write the buffer wait for the end of the loan.
 
-        Ops that write the buffer wait for the end of the loan.
+        Parameters
+        ----------
+        ref
+            A ref to the whole buffer, no view of it.
+        mapped
+            Numbers of the slabs that the other device has mapped: no descriptor of these is sent.
 
         Raises
         ------
         UnsupportedError
             If no descriptor names its memory.
+        OutOfMemoryError
+            If the system has no descriptor left.
         """
         context, block = self._context, self._block_of(ref)
         memory = block.memory if isinstance(block, ExternalBlock) else block.slab
