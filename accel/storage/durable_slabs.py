@@ -142,7 +142,7 @@ class DurableSlabs:
         nothing else is in it, else :meth:`trim` is called again when work has ended.
         """
         self.buffers.discard(buffer)
-        slab = block.slab
+        slab = block.slab  # before the block is freed: then it is in none
         buffers.allocator.free(block)
         self._keeper.remove_buffer(buffer)
         self._buffer_counts[slab] -= 1

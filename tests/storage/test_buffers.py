@@ -363,8 +363,9 @@ async def test_a_slab_that_is_wanted_no_more_is_closed_though_the_wait_for_that_
 
     system: Any = SimpleNamespace(loop=asyncio.get_running_loop(), run_blocking=run_blocking)
     refs: Any = SimpleNamespace(dropped=deque())
+    durables: Any = SimpleNamespace()
     allocator = Allocator(create_slab, device="cpu:0")
-    buffers = Buffers(refs, system, OomRetry(), allocator, 1, lambda: None, SimpleNamespace(), lambda lane: False)  # type: ignore[arg-type]
+    buffers = Buffers(refs, system, OomRetry(), allocator, 1, lambda: None, durables, lambda lane: False)
     lane: Any = object()
     growing = task(buffers.ensure_room((Spec((8,), accel.DType.FLOAT32),), lane))
     for _ in range(2):
