@@ -432,15 +432,9 @@ class DurableBook:
     def on_rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
         """Mark torn buffers as whole again that a submission has written all of, without error.
 
-        Those that were torn after it was sent stay torn. The refs of the others become valid in the
-        live generation.
-
-        Parameters
-        ----------
-        writes
-            What it has written: the index of the op, the buffer, and the bytes that were written.
-        tears
-            What :attr:`tears` was when it was sent.
+        ``writes`` has the op's index, the buffer, and the number of bytes of each write; ``tears``
+        is :attr:`tears` as it was when the submission was sent. Buffers that were torn after that
+        stay torn. The refs of the others become valid in the live generation.
         """
         for _, buffer, nbytes in writes:
             entry = self.buffers.get(buffer) if buffer in self._torn else None
