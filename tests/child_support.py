@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -93,6 +94,13 @@ def descriptors() -> dict[int, str]:
 def held() -> tuple[int, int, set[int]]:
     """Return the number of open descriptors and of threads, and the child processes."""
     return len(descriptors()), threading.active_count(), children()
+
+
+def limit_for(free: int) -> int:
+    """Return the limit of open files that leaves ``free`` descriptors to be opened."""
+    taken = {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    numbers = (number for number in itertools.count() if number not in taken)
+    return [next(numbers) for _ in range(free + 1)][-1]
 
 
 @pytest.fixture

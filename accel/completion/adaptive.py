@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from accel.backend import AccelDevice
-    from accel.completion.prediction import Estimate
     from accel.completion.strategy import Watcher
 
-__all__ = ["AdaptiveCompletion", "AdaptivePace", "Pacing", "delay"]
+__all__ = ["AdaptiveCompletion", "AdaptivePace", "Pacing"]
 
 _LATE_WINDOWS = 3
 """An op is late this many windows after its expected end, besides the deviation. It may end one
@@ -44,12 +43,12 @@ class Pacing:
         An op whose expected ends are spread over more than this is not polled in each loop
         iteration, but at intervals.
     step
-        Longest sleep before the earliest expected end, as long as the interval is shorter.
+        Longest sleep before the earliest expected end, unless the interval is longer.
     shortest, longest
         Bounds of an interval. A time shorter than ``shortest`` is not worth a timer: the op is
         polled in each loop iteration.
     patience
-        An interval is one part in ``patience`` of the time that the op has taken so far.
+        An interval is the time that the op has taken so far, divided by this.
     kinds
         For how many kinds of op durations are kept.
     """
@@ -64,41 +63,13 @@ class Pacing:
     kinds: int = 512
 
 
-def delay(elapsed: float, expected: Estimate | None, pacing: Pacing) -> float:
-    """Return the seconds until the next poll of an op; 0 for the next loop iteration.
-
-    Parameters
-    ----------
-    elapsed
-        Seconds since the op began.
-    expected
-        The estimated duration of its kind, if one is known.
-    pacing
-        Bounds.
-    """
-    interval = min(max(elapsed / pacing.patience, pacing.shortest), pacing.longest)
-    if expected is None:  # nothing is known: poll often while it is young
-        return 0.0 if elapsed < pacing.young else interval
-    spread = 2 * expected.deviation
-    earliest = expected.mean - spread - pacing.window
-    latest = expected.mean + spread + _LATE_WINDOWS * pacing.window
-    if elapsed < earliest - 2 * pacing.shortest:
-        # In steps, and half of the time that is left: timers are late after a long sleep, and the
-        # op may have become shorter.
-        return min((earliest - elapsed) / 2, max(interval, pacing.step))
-    if elapsed > latest:  # it takes longer than expected: poll ever less often
-        return interval
-    # Its end is expected now: poll in each iteration, unless that may take too long.
-    return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _POLLS_WHILE_EXPECTED), pacing.shortest)
-
-
 class AdaptivePace(Predictor):
-    """Paces a poller by what ops of the same kind took before.
+    """Paces a poller by the durations of earlier ops of the same kind.
 
     Parameters
     ----------
     pacing
-        Bounds.
+        The times that it keeps to.
     """
 
     __slots__ = ("_pacing",)
@@ -108,13 +79,30 @@ class AdaptivePace(Predictor):
         self._pacing = pacing
 
     def delay(self, kind: Hashable, elapsed: float) -> float:
-        """Return the seconds until the next poll of an op that began ``elapsed`` seconds ago."""
-        return delay(elapsed, self.expect(kind), self._pacing)
+        """Return the seconds until the next poll of an op that began ``elapsed`` seconds ago.
+
+        0 stands for the next loop iteration.
+        """
+        pacing, expected = self._pacing, self.expect(kind)
+        interval = min(max(elapsed / pacing.patience, pacing.shortest), pacing.longest)
+        if expected is None:  # nothing is known: poll often while it is young
+            return 0.0 if elapsed < pacing.young else interval
+        spread = 2 * expected.deviation  # mean deviations: few ends lie farther from the mean
+        earliest = expected.mean - spread - pacing.window
+        latest = expected.mean + spread + _LATE_WINDOWS * pacing.window
+        if elapsed < earliest - 2 * pacing.shortest:
+            # In steps, and half of the time that is left, which is `shortest` or more: timers are
+            # late after a long sleep, and the op may have become shorter.
+            return min((earliest - elapsed) / 2, max(interval, pacing.step))
+        if elapsed > latest:  # it takes longer than expected: poll ever less often
+            return interval
+        # Its end is expected now: poll in each iteration, unless that may take too long.
+        return 0.0 if latest - earliest <= pacing.spin else max(min(interval, spread / _POLLS_WHILE_EXPECTED), pacing.shortest)
 
 
 @dataclass(frozen=True)
 class AdaptiveCompletion(CompletionStrategy):
-    """One poller for all devices of a system, paced by what ops of the same kind took before.
+    """One poller for all devices of a system, paced by the durations of ops of the same kind.
 
     Parameters
     ----------

@@ -65,12 +65,14 @@ class HostFnWatcher(SignalledWatcher):
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, device: AccelDevice, watch_interval: float) -> None:
-        super().__init__(loop, watch_interval)
         self._device = device
         self._side_streams: dict[Hashable, AccelStream] = {}
         self._semaphore = Semaphore()
         self._is_stopping = False
         self._thread = start_thread(f"accel-host-fn-{device.description.spec}", self._run)
+        # Last, as it opens a timer: the system may have had no semaphore, or no thread. The thread
+        # signals nothing before the first mark.
+        super().__init__(loop, watch_interval)
 
     def _request_signal(self, mark: Mark) -> None:
         """Have the lane's side stream, made at its first mark, wait for the mark and then post."""

@@ -56,9 +56,6 @@ class Predictor:
         self._capacity = capacity
         self._estimates: dict[Hashable, Estimate] = {}
 
-    def __len__(self) -> int:
-        return len(self._estimates)
-
     def expect(self, kind: Hashable) -> Estimate | None:
         """Return the estimate for ``kind``, or ``None`` before its first observation."""
         return self._estimates.get(kind)
@@ -77,5 +74,5 @@ class Predictor:
         mean, deviation, observations = known
         bound = _OUTLIER * max(deviation, _SMALLEST)
         error = min(max(seconds - mean, -bound), bound)
-        parts = min(observations + 1, 8)
+        parts = min(observations + 1, 8)  # the gains end as 1/8 and 1/4, as in the RFC
         estimates[kind] = Estimate(mean + error / parts, deviation + (abs(error) - deviation) / min(observations, 4), parts)

@@ -18,24 +18,22 @@ __all__ = ["NotifiedWatcher", "SignalledWatcher"]
 
 
 class SignalledWatcher(LaneWatcher[LaneMarks]):
-    """Queries the oldest marks at each signal, and once per ``watch_interval``.
-
-    After a fault no signal comes.
+    """Queries the oldest marks at each signal, and at intervals, as no signal comes after a fault.
 
     Parameters
     ----------
     loop
         The loop on which marks end.
     watch_interval
-        Seconds.
+        Seconds between two queries without a signal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, watch_interval: float) -> None:
         super().__init__(loop, LaneMarks, self._add_mark)
         self._watch_interval = watch_interval
         self._timer = create_timer(loop, self._on_timer)
-        self._is_armed = False
-        self._is_signalled = False
+        self._is_armed = False  # whether the timer will call back
+        self._is_signalled = False  # whether a _poll is scheduled by a signal
 
     def signal(self) -> None:
         """Have the loop query the marks, unless that is scheduled already. Thread-safe."""

@@ -176,9 +176,9 @@ class LaneWatcher(Watcher, Generic[L]):
         self._add = add
         self._lanes: dict[Hashable, L] = {}
         self._pending = 0  # marks that are watched
-        self._is_closing = False
-        self._is_released = False
-        self._drained: asyncio.Future[None] | None = None  # made by aclose()
+        self._is_closing = False  # aclose() was called
+        self._is_released = False  # _release() was called
+        self._drained: asyncio.Future[None] | None = None  # ends the wait of aclose(), which makes it
 
     def watch(self, mark: Mark) -> None:
         """Put a mark into its lane's queue, made at the lane's first mark; see :class:`Watcher`."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopTimer", "TimerfdTimer", "create_timer"]
 
-_SHORTEST = 1e-9  # a timerfd takes 0 for "disarm"
+_SHORTEST = 1e-9  # seconds; a timerfd takes 0 for "disarm"
 
 
 class LoopTimer:
@@ -61,6 +61,8 @@ class TimerfdTimer:
     ------
     OSError
         If the system gives none.
+    AttributeError
+        If the C library has no timerfd.
     NotImplementedError
         If the loop cannot watch descriptors.
     """
@@ -71,7 +73,7 @@ class TimerfdTimer:
         self._loop = loop
         self._callback = callback
         self._is_set = False  # armed or disarmed since the last expiry
-        self._fd, self._set_time = _open_timerfd()
+        self._fd, self._set_time = _open_timerfd()  # the descriptor is -1 once it is closed
         try:
             loop.add_reader(self._fd, self._expired)
         except BaseException:
@@ -102,7 +104,7 @@ class TimerfdTimer:
         The timer is the parent's as well: from now on arming and disarming do nothing here.
         """
         fd, self._fd = self._fd, -1
-        self._set_time = _set_nothing
+        self._set_time = lambda delay: None
         if fd >= 0:
             os.close(fd)
 
@@ -117,10 +119,6 @@ class TimerfdTimer:
         if not self._is_set and self._fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)
-
-
-def _set_nothing(delay: float) -> None:
-    """Replace the setter in a forked child: the timer is the parent's."""
 
 
 def create_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> LoopTimer | TimerfdTimer:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, ClosedError, HostDiedError, InvalidArgumentError
 from accel.fork import close_after_fork
-from accel.process.incoming import Incoming, Message
+from accel.process.incoming import Incoming, Message, close_at_once
 from accel.process.outgoing import Outgoing
 from accel.process.protocol import GREETING, MAX_DESCRIPTORS, MAX_MESSAGE, ProtocolError, check_greeting, encode_header, greeting
 
@@ -62,6 +61,11 @@ class Channel:
         Closes descriptors, possibly off the loop: those that were not kept, and the socket, whose
         queue may hold others. ``None``: at once. Closing may block where the other end is not
         trusted; see :class:`~accel.storage.disposal.Disposal`.
+
+    Attributes
+    ----------
+    is_closed : bool
+        Whether it was closed, or lost.
     """
 
     def __init__(
@@ -82,10 +86,10 @@ class Channel:
         self._on_message = on_message
         self._on_lost = on_lost
         self._max_message = max_message
-        self._close_fds = _close if close_fds is None else close_fds
+        self._close_fds = close_at_once if close_fds is None else close_fds
         self._incoming = Incoming(sock, max_message if max_received is None else max_received, self._close_fds)
         self._outgoing = Outgoing(sock)
-        self._is_closed = self._is_greeted = self._is_full = False
+        self.is_closed = self._is_greeted = self._is_full = False
         self._write_error: AccelError | None = None  # why nothing can be written any more
         self._is_read_to_end = False  # nothing can be read any more ...
         self._read_error: AccelError | None = None  # ... and why; None: end of file
@@ -100,11 +104,6 @@ class Channel:
     def pending(self) -> int:
         """Bytes that were sent and that the socket has not taken yet."""
         return self._outgoing.pending
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed, or lost."""
-        return self._is_closed
 
     def send(self, kind: int, *parts: bytes | bytearray | memoryview, fds: Sequence[int] = (), now: bool = False) -> None:
         """Send one message, whose payload is ``parts`` one after the other. Never blocks.
@@ -131,12 +130,10 @@ class Channel:
             If the payload is longer than ``max_message``, or there are more than 64 descriptors, or
             one of them is not open.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("the connection to the other process is closed")
         # Joined first: a part that is no buffer must not leave half a message.
-        payload = parts[0] if len(parts) == 1 else b"".join([bytes(memoryview(part)) for part in parts])
-        if type(payload) is not bytes:
-            payload = bytes(memoryview(payload))
+        payload = b"".join(parts)
         length = len(payload)
         if length > self._max_message or len(fds) > MAX_DESCRIPTORS or kind == GREETING:
             raise InvalidArgumentError(
@@ -158,7 +155,7 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection. What the socket takes at once is still sent. Idempotent."""
-        if not self._is_closed and self._write_error is None:
+        if not self.is_closed and self._write_error is None:
             with contextlib.suppress(OSError):  # the other end is gone
                 self._outgoing.write(_WRITE_BYTES)
         self._release()
@@ -170,7 +167,7 @@ class Channel:
 
         For what must leave before the process ends, or before the loop is blocked.
         """
-        if not self._is_closed:
+        if not self.is_closed:
             self._flush()
 
     def _write_now(self, message: bytes) -> bool:
@@ -242,7 +239,7 @@ class Channel:
             self._read()
         for _ in range(min(len(messages), _MAX_MESSAGES)):
             self._deliver(messages.popleft())
-            if self._is_closed:  # by the message's handler
+            if self.is_closed:  # by the message's handler
                 return
         if messages or (self._write_error is not None and not self._is_read_to_end):
             self._schedule_read()
@@ -307,13 +304,13 @@ class Channel:
 
     def _lose(self, error: AccelError | None) -> None:
         """Close this end, and report the loss; do nothing if it is closed already."""
-        if not self._is_closed:
+        if not self.is_closed:
             self._release()
             self._on_lost(error)
 
     def _release(self) -> None:
         """Unregister the socket from the loop, and close it. Idempotent."""
-        if self._is_closed:
+        if self.is_closed:
             return
         # A socket that was closed elsewhere has no descriptor, and its number may be another's.
         if not self._loop.is_closed() and self._sock.fileno() == self._fd:
@@ -326,7 +323,7 @@ class Channel:
 
         See :class:`accel.fork.Inherited`.
         """
-        self._is_closed, self._is_full = True, False
+        self.is_closed, self._is_full = True, False
         for handle in (self._flush_handle, self._read_handle):
             if handle is not None:
                 handle.cancel()
@@ -335,12 +332,6 @@ class Channel:
         self._outgoing.close()
         if self._sock.fileno() >= 0:
             self._close_fds((self._sock.detach(),))
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    """Close descriptors at once: the default of ``close_fds``."""
-    for fd in descriptors:
-        os.close(fd)
 
 
 def _connection_error(error: OSError) -> HostDiedError:

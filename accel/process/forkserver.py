@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accel import _child
 from accel.fork import close_after_fork
-from accel.process.incoming import Incoming
+from accel.process.incoming import Incoming, close_at_once
 from accel.process.protocol import MAX_MESSAGE, check_greeting, encode_header, greeting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["STATUS", "ForkKind", "ForkedTarget", "Forkserver"]
 
@@ -84,7 +84,7 @@ class Forkserver:
         sock.setblocking(True)
         self._sock = sock
         self._prepare = prepare
-        self._incoming = Incoming(sock, MAX_MESSAGE, _close)
+        self._incoming = Incoming(sock, MAX_MESSAGE, close_at_once)
         self._lifelines: dict[int, int] = {}  # pid -> descriptor, of children that were not reaped
         self._reason = ""  # why this process must not be forked
         close_after_fork(self)
@@ -93,7 +93,7 @@ class Forkserver:
         """Close all descriptors in a fork; see :class:`accel.fork.Inherited`."""
         self._sock.close()
         self._incoming.close()
-        _close(self._lifelines.values())
+        close_at_once(self._lifelines.values())
         self._lifelines.clear()
 
     def serve(self) -> ForkedTarget:
@@ -165,16 +165,16 @@ class Forkserver:
         The child's socket and output are closed here; its lifeline is kept until it is reaped.
         """
         sock, output, lifeline = descriptors
-        answer, pid = {"refused": self._refusal()}, -1  # -1: not forked
+        answer, pid = {"refused": self._refusal()}, None  # not forked
         if not answer["refused"]:
             try:
                 pid = os.fork()
             except OSError as error:  # memory or process ids ran out
                 answer = {"failed": str(error)}
-        if not pid:  # in the child
+        if pid == 0:  # in the child
             return _become_child(json.loads(payload), sock, output, lifeline)
-        _close((sock, output))
-        if pid < 0:
+        close_at_once((sock, output))
+        if pid is None:
             os.close(lifeline)
             self._send_answer(answer)
         else:
@@ -242,9 +242,3 @@ def _other_threads() -> list[str]:
         with contextlib.suppress(OSError):  # it has ended
             names.append(Path(f"/proc/self/task/{number}/comm").read_text(encoding="utf-8", errors="replace").strip())
     return [name for name in names if _HARMLESS.get(name) not in sys.modules]
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    """Close descriptors."""
-    for fd in descriptors:
-        os.close(fd)

@@ -128,56 +128,55 @@ class ForkserverClient:
 
         Raises
         ------
-        BackendUnavailableError
-            Descriptors ran out.
+        BackendUnavailableError, OutOfMemoryError
+            Descriptors ran out; the next fork is possible all the same.
         """
         if not self.is_ready:
             return None
         request = {"target": target, "uvloop": uvloop, "env": dict(os.environ), "path": python_path()}
         try:
-            with contextlib.ExitStack() as undo:
-                forked = await self._request_fork(undo, json.dumps(request).encode())
+            forked = await self._request_fork(json.dumps(request).encode())
         except OSError as error:
             raise start_error(error) from error
         return None if forked is None else await ChildProcess.from_spawned(self._system, forked, on_exit)
 
-    async def _request_fork(self, undo: contextlib.ExitStack, request: bytes) -> Spawned | None:
+    async def _request_fork(self, request: bytes) -> Spawned | None:
         """Have the forkserver fork, and return the child; ``None`` if it cannot.
 
-        A forkserver that refuses, or does not answer in time, is killed. ``undo`` closes this
-        process's descriptors, unless the child was forked: :class:`Spawned` has them then.
+        A forkserver that refuses, or does not answer in time, is killed.
         """
-        # Send the child's ends, and close them here; the messages hold duplicates.
-        with contextlib.ExitStack() as theirs:
-            ours, sock = socket.socketpair()
-            undo.callback(ours.close)
-            theirs.callback(sock.close)
-            lifeline, their_lifeline = socket.socketpair()  # the kernel ends the child when ours closes
-            undo.callback(lifeline.close)
-            theirs.callback(their_lifeline.close)
-            reading, writing = os.pipe()
-            undo.callback(os.close, reading)
-            theirs.callback(os.close, writing)
-            answer = self._ask(ForkKind.FORK, request, fds=(sock.fileno(), writing, their_lifeline.fileno()))
-        undo.callback(_close_pidfd, answer)
-        # Wait for the answer. A forkserver that is late may be stuck in a lock: it is given up.
-        try:
-            async with asyncio.timeout(_FORK_TIMEOUT):
-                forked = await answer
-        except TimeoutError:
-            self.refusal = f"it has not forked within {_FORK_TIMEOUT:g} s"
-        except HostDiedError:
-            return None
-        if self.refusal:
-            self.child.kill()
-            return None
-        if "pidfd" not in forked:  # memory or process ids ran out
-            return None
-        ours.setblocking(False)
-        lifeline.setblocking(False)
-        os.set_blocking(reading, False)
-        undo.pop_all()
-        return Spawned(int(forked["pid"]), forked["pidfd"], ours, reading, lifeline=lifeline)
+        with contextlib.ExitStack() as undo:  # closes this process's descriptors, unless `Spawned` has them
+            # Send the child's ends, and close them here; the message holds duplicates.
+            with contextlib.ExitStack() as theirs:
+                ours, sock = socket.socketpair()
+                undo.callback(ours.close)
+                theirs.callback(sock.close)
+                lifeline, their_lifeline = socket.socketpair()  # the kernel ends the child when ours closes
+                undo.callback(lifeline.close)
+                theirs.callback(their_lifeline.close)
+                reading, writing = os.pipe()
+                undo.callback(os.close, reading)
+                theirs.callback(os.close, writing)
+                answer = self._ask(ForkKind.FORK, request, fds=(sock.fileno(), writing, their_lifeline.fileno()))
+            undo.callback(_close_pidfd, answer)
+            # Wait for the answer. A forkserver that is late may be stuck in a lock: it is given up.
+            try:
+                async with asyncio.timeout(_FORK_TIMEOUT):
+                    forked = await answer
+            except TimeoutError:
+                self.refusal = f"it has not forked within {_FORK_TIMEOUT:g} s"
+            except HostDiedError:
+                return None
+            if self.refusal:
+                self.child.kill()
+                return None
+            if "pidfd" not in forked:  # memory or process ids ran out
+                return None
+            ours.setblocking(False)
+            lifeline.setblocking(False)
+            os.set_blocking(reading, False)
+            undo.pop_all()
+            return Spawned(int(forked["pid"]), forked["pidfd"], ours, reading, lifeline=lifeline)
 
     async def aclose(self) -> None:
         """End the forkserver: at once if it imports, else once its children have ended.
@@ -193,14 +192,19 @@ class ForkserverClient:
     def _ask(self, kind: ForkKind, data: bytes, fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Any]]:
         """Send a request, and return the future of its answer: answers come in order.
 
-        On a closed connection this does not raise: the future fails, as do all pending ones.
+        Raises
+        ------
+        HostDiedError
+            The connection is closed.
+        OutOfMemoryError
+            Descriptors ran out, and ``fds`` cannot be duplicated; nothing is sent.
         """
-        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._pending.append(answer)
         try:
             self._channel.send(kind, data, fds=fds)
         except ClosedError as error:
-            self._fail_pending(error)
+            raise HostDiedError(f"the forkserver does not answer: {error}") from error
+        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._pending.append(answer)
         return answer
 
     def _on_message(self, kind: int, data: bytes, fds: list[int]) -> None:

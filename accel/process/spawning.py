@@ -151,12 +151,6 @@ def _command(fd: int, target: str, env: Mapping[str, str], flags: Iterable[str])
     return command if python_path_variable is None else [*command, f"--python-path={python_path_variable}"]
 
 
-def _kill_and_reap(popen: subprocess.Popen[bytes]) -> None:
-    """Undo a start: kill the process, and collect it. Blocks."""
-    popen.kill()
-    popen.wait()
-
-
 def spawn(target: str, env: Mapping[str, str], flags: Iterable[str]) -> Spawned:
     """Start the worker as a fresh interpreter, in a session of its own. Blocks for milliseconds.
 
@@ -192,26 +186,22 @@ def spawn(target: str, env: Mapping[str, str], flags: Iterable[str]) -> Spawned:
                 undo.callback(os.close, reading)
                 os.set_blocking(reading, False)
                 try:
-                    popen = _popen(theirs.fileno(), writing, _command(theirs.fileno(), target, env, flags), env)
+                    popen = subprocess.Popen(
+                        _command(theirs.fileno(), target, env, flags),
+                        env=_environment(env),
+                        stdin=subprocess.DEVNULL,
+                        stdout=writing,
+                        stderr=writing,
+                        close_fds=True,
+                        pass_fds=(theirs.fileno(),),
+                        start_new_session=True,
+                    )
                 finally:
                     os.close(writing)
-            undo.callback(_kill_and_reap, popen)
+            undo.callback(popen.wait)  # after the next one: callbacks run in reverse order
+            undo.callback(popen.kill)
             pidfd = os.pidfd_open(popen.pid)
             undo.pop_all()
             return Spawned(popen.pid, pidfd, ours, reading, popen)
     except OSError as error:
         raise start_error(error) from error
-
-
-def _popen(fd: int, writing: int, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the interpreter, which inherits ``fd`` and writes its output to ``writing``."""
-    return subprocess.Popen(
-        command,
-        env=_environment(env),
-        stdin=subprocess.DEVNULL,
-        stdout=writing,
-        stderr=writing,
-        close_fds=True,
-        pass_fds=(fd,),
-        start_new_session=True,
-    )

@@ -120,13 +120,6 @@ def _run(options: argparse.Namespace | ForkedTarget, sock: socket.socket) -> int
         return runner.run(_run_target(function, sock))
 
 
-def _serve_forks(target: str, sock: socket.socket) -> ForkedTarget:
-    """Serve as a forkserver. Returns only in the children that it forks."""
-    from accel.process.forkserver import Forkserver
-
-    return Forkserver(sock, _import_function(target)).serve()
-
-
 def main(arguments: list[str]) -> int:
     """Run a child process and return its exit code.
 
@@ -150,8 +143,11 @@ def main(arguments: list[str]) -> int:
         print(f"descriptor {options.fd} is not the socket of a child process: {error}", file=sys.stderr)
         return _child.USAGE
     target: argparse.Namespace | ForkedTarget = options
-    if options.forkserver:  # from here on, this is a child that the forkserver has forked
-        target = _serve_forks(options.target, sock)
+    if options.forkserver:
+        from accel.process.forkserver import Forkserver
+
+        # This returns in the children that are forked, which go on as started ones do.
+        target = Forkserver(sock, _import_function(options.target)).serve()
         sock = socket.socket(fileno=target.fd)
     with sock:
         sock.setblocking(False)

@@ -10,7 +10,7 @@ from accel.storage.closing import Closing
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from accel.backend import SlabMemory
     from accel.engine.context import Context
@@ -40,8 +40,8 @@ _MARKER: Final = _Marker()
 class DeferredRelease:
     """Releases blocks that no allocator owns. Used on the loop's thread only.
 
-    Their uses are on several streams, and other libraries' too. So a marker, an op that writes all
-    of the blocks, is sent: when it has ended, all uses have.
+    A block may be in use on several streams, and by other libraries. So a marker, an op that writes
+    all of the blocks, is sent: it depends on all of their uses, and ends after them.
 
     Parameters
     ----------
@@ -53,10 +53,10 @@ class DeferredRelease:
         self._context = context
         self._waiting: list[ExternalBlock] = []
         self._marked: list[ExternalBlock] = []  # their marker is in flight
-        self._dependencies: list[Dependency] = []  # of the marker
+        self._dependencies: list[Dependency] = []  # of a marker that failed; see _retry_later()
         self._closing: Closing[SlabMemory] = Closing(context.core.system)
-        self._retry: asyncio.TimerHandle | None = None
-        self._pause = _PAUSE
+        self._retry: asyncio.TimerHandle | None = None  # sends the marker again after one that failed
+        self._pause = _PAUSE  # seconds until then
 
     def release(self, block: ExternalBlock) -> None:
         """Have a block's memory closed, off the loop, once its uses are over; returns at once."""
@@ -67,14 +67,13 @@ class DeferredRelease:
     def _send_marker(self) -> None:
         """Send a marker for all waiting blocks, unless there are none; one is in flight at a time.
 
-        After a fault no op ends: the memory is then left to :meth:`take_all`, at the context's end.
+        After a fault no op ends: the blocks then wait for :meth:`take_all`, at the context's end.
         """
         context, self._retry = self._context, None
-        blocks, self._waiting = self._waiting, []
-        if context.fault is not None or not blocks:
-            self._closing.left += [block.memory for block in blocks]
+        if context.fault is not None or not self._waiting:
             return
         # Make the marker, an op that writes all blocks and so depends on each of their uses.
+        blocks, self._waiting = self._waiting, []
         self._marked = blocks
         lane = context.lanes.transfer_lanes["put"]
         marker = OpSubmission(_MARKER, _EMPTY_PLAN, context.core.loop.create_future(), context.generation)
@@ -127,9 +126,12 @@ class DeferredRelease:
             self._retry.cancel()
         await self._closing.wait_closed()
 
-    def take_all(self) -> list[SlabMemory]:
-        """Return the memory that was not closed, for the caller to close. Called last."""
-        return [*self._closing.left, *(block.memory for block in (*self._marked, *self._waiting))]
+    def take_all(self, blocks: Iterable[ExternalBlock]) -> list[SlabMemory]:
+        """Return the memory that was not closed, for the caller to close. Called last.
+
+        ``blocks`` are those of the context that were never released: their memory is added.
+        """
+        return [*self._closing.left, *(block.memory for block in (*self._marked, *self._waiting, *blocks))]
 
 
 def _enqueue_nothing(lane: Any, op: Any, plan: Any, inputs: Sequence[int], outputs: Sequence[int]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from accel._log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
 
     from accel.backend import SlabMemory
     from accel.ref import AccelRef
@@ -79,7 +78,7 @@ class Sharers:
         return any(exports.are_live() for exports in self._all)
 
 
-def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Keepalive]]], settle: Callable[[], None], name: str) -> None:
+def close_when_dropped(memories: Collection[tuple[SlabMemory, list[Keepalive]]], settle: Callable[[], None], name: str) -> None:
     """Close memory that tensors of other libraries use, each piece after its last tensor.
 
     Starts the thread that does so, and returns at once. Where the system has no thread, the memory
@@ -88,7 +87,7 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Keepalive]]
     Parameters
     ----------
     memories
-        Pieces of memory, each with the keepalives of its tensors.
+        Pieces of memory, each with the keepalives of its tensors, of which there is one at least.
     settle
         Blocks until all work on the device is over that any library has enqueued by then; if it
         raises, the memory is left.
@@ -100,41 +99,29 @@ def close_when_dropped(memories: Iterable[tuple[SlabMemory, Iterable[Keepalive]]
     A tensor is dropped on any thread, also inside the garbage collector, where nothing can be
     waited for: the thread, a daemon, waits for the drops, and ends with the last piece.
     """
-    # Indices of pieces, one for each tensor that was dropped. SimpleQueue.put is reentrant, as code
-    # that runs inside the garbage collector must be.
-    dropped: SimpleQueue[int] = SimpleQueue()
-    open_pieces: dict[int, tuple[SlabMemory, int]] = {}  # with how many tensors are left
-    # Kept by the thread, whose function names it at last: a dropped weak reference calls nothing.
-    watched: list[weakref.ref[Keepalive]] = []
-    for index, (memory, keepalives) in enumerate(memories):
-        live = list(keepalives)
-        watched += [weakref.ref(keepalive, partial(_put, dropped, index)) for keepalive in live]
-        open_pieces[index] = memory, max(len(live), 1)
-        if not live:  # given without a tensor that lives: stands for the message of the last one
-            dropped.put(index)
+    # The weak references whose tensors were dropped. SimpleQueue.put is reentrant, as code that runs
+    # inside the garbage collector must be.
+    dropped: SimpleQueue[weakref.ref[Keepalive]] = SimpleQueue()
+    # Weak reference of each tensor that lives -> its piece. The thread keeps the references by this:
+    # a weak reference that is itself dropped calls nothing.
+    pieces: dict[weakref.ref[Keepalive], SlabMemory] = {}
+    for memory, keepalives in memories:
+        pieces.update((weakref.ref(keepalive, dropped.put), memory) for keepalive in keepalives)
 
     def close_pieces() -> None:
         """Close each piece after its last tensor. The body of the thread."""
-        while open_pieces:
-            index = dropped.get()
-            memory, count = open_pieces.pop(index)
-            if count > 1:
-                open_pieces[index] = memory, count - 1
+        while pieces:
+            memory = pieces.pop(dropped.get())
+            if any(other is memory for other in pieces.values()):
                 continue
             try:
                 settle()
                 memory.close()
             except Exception as error:  # the other pieces are closed all the same
                 logger.warning("exported_memory_left", device=name, nbytes=memory.nbytes, error=error)
-        watched.clear()
 
     try:
         threading.Thread(target=close_pieces, name=f"accel-{name}-exported", daemon=True).start()
     except RuntimeError as error:  # without a thread the tensors stay valid, the memory open
-        nbytes = sum(memory.nbytes for memory, _ in open_pieces.values())
+        nbytes = sum(memory.nbytes for memory, _ in memories)
         logger.warning("exported_memory_left", device=name, nbytes=nbytes, error=error)
-
-
-def _put(queue: SimpleQueue[int], index: int, _: object) -> None:
-    """Report that a tensor over the piece ``index`` was dropped. A weak reference's callback."""
-    queue.put(index)

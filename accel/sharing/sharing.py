@@ -24,7 +24,7 @@ from accel.engine.stream_clock import StreamClock
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.exchange import SharesMemory
 from accel.memory import Block, ExternalBlock, ExternalWork, SharedUsage, Usage
-from accel.memory.space import BASE
+from accel.memory.space import ALIGNMENT, BASE
 from accel.ops import Spec
 from accel.ref import AccelRef, ForeignRef, ManagedRef, RefView
 from accel.sharing.deferred_release import DeferredRelease
@@ -45,10 +45,7 @@ __all__ = ["Sharing"]
 
 logger = get_logger()
 
-_ALIGNMENT = 256
-
-
-Adopted = TypeVar("Adopted", bound=AccelRef)
+ExternalRef = TypeVar("ExternalRef", bound=AccelRef)
 
 
 class Sharing:
@@ -67,14 +64,15 @@ class Sharing:
         self._exchange: Exchange | None = None
         self._exports: dict[int, BufferExports] = {}  # of exported buffers
         self._external_blocks: dict[int, ExternalBlock] = {}  # of imported and managed buffers
-        self._releases: DeferredRelease | None = None  # once there is memory of others to release
+        self._releases: DeferredRelease | None = None  # made with the first external block
+        # The number by which each slab with a lent buffer is known to the borrowers.
         self._lent_slabs: weakref.WeakKeyDictionary[SlabMemory, int] = weakref.WeakKeyDictionary()
         self._slab_numbers = itertools.count()
 
     # -- opening, at the first use
 
     def _open_exchange(self) -> Exchange:
-        """Return what the backend exports and imports memory by.
+        """Return the backend's exchange, which exports and imports memory.
 
         The first call makes it, and the lane and the timeline that stand for the work of other
         libraries; before, nothing of the context is shared.
@@ -95,9 +93,10 @@ class Sharing:
                     device=context.core.name,
                     remedy="Use device.put and device.get.",
                 )
-            exchange = self._exchange = device.create_exchange()
+            exchange = device.create_exchange()
             self._external_lane = lane = ExternalLane(exchange.stream, context.events, captures_of(context.core))
             self._external_work = ExternalWork(lane, lane.advance, self._watch_external_work)
+            self._exchange = exchange
         return exchange
 
     # -- exporting
@@ -120,7 +119,7 @@ class Sharing:
     ) -> Any:
         """Return a DLPack capsule; see :meth:`accel.AccelRef.__dlpack__`.
 
-        The buffer is exported as long as the consumer keeps what it makes of the capsule.
+        The buffer is exported as long as the capsule, or the tensor made of it, lives.
         """
         device = self.dlpack_device(ref)
         if dl_device is not None and tuple(dl_device) != device:
@@ -216,10 +215,14 @@ class Sharing:
         while a tensor lives, and for the work that was enqueued until its end.
         """
         exports = self._exports.get(ref.buffer)
-        needs_hook = exports is None and ref.buffer not in self._external_blocks  # these have one
         if exports is None:
             exports = self._exports[ref.buffer] = BufferExports()
-        if not ref.is_foreign:
+            if ref.buffer not in self._external_blocks:
+                # The allocator reuses the usage of a freed block: it gets an ordinary one before.
+                hooks = self._context.buffers.free_hooks
+                free = hooks.get(ref.buffer, self._context.buffers.allocator.free)
+                hooks[ref.buffer] = partial(self._free_exported, ref.buffer, free)
+        if not ref.is_foreign:  # the usage of a foreign one knows of the others' work since `wrap`
             # Give the block a usage that knows of the other libraries' work, and has `Sharers`. It
             # has one already if the buffer, or another one of its graph, was exported before.
             before = block.usage
@@ -233,11 +236,6 @@ class Sharing:
                 for other in self._context.buffers.blocks.values():
                     if other.usage is before:  # the buffers of a graph have one usage
                         other.usage = shared
-            # Undo that when the buffer is freed: the allocator reuses its usage.
-            if needs_hook:
-                self._context.buffers.free_hooks[ref.buffer] = partial(
-                    self._free_exported, ref.buffer, self._context.buffers.free_hooks.get(ref.buffer, self._context.buffers.allocator.free)
-                )
         return exports
 
     def merge_usages(self, usages: Sequence[Usage]) -> Usage:
@@ -326,8 +324,9 @@ class Sharing:
         block = ExternalBlock(memory, SharedUsage(Usage(), self._external_work, lambda: True))
         block.address = memory.address or BASE  # an empty array may be nowhere
         ref = self._add_external(ForeignRef, block, memory.shape, memory.dtype)
-        # Of the address: kernels that read several elements at once, and views, ask for it.
-        ref.alignment = min(block.address & -block.address, _ALIGNMENT)
+        # The largest power of two that divides the address: kernels that read several elements at
+        # once, and views, ask for it. More than that of the allocator's own blocks is of no use.
+        ref.alignment = min(block.address & -block.address, ALIGNMENT)
         return ref
 
     async def managed(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
@@ -375,35 +374,43 @@ class Sharing:
             raise
         return memory
 
-    def _add_external(self, kind: type[Adopted], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> Adopted:
-        """Add a block that no allocator owns as a buffer, and return its ref.
-
-        When the buffer is freed, :meth:`_release` closes the memory.
-        """
+    def _add_external(self, kind: type[ExternalRef], block: ExternalBlock, shape: tuple[int, ...], dtype: DType) -> ExternalRef:
+        """Add a block that no allocator owns as a new buffer, and return its ref, of class ``kind``."""
         refs = self._context.core.refs
         ref = kind(refs, refs.next_buffer(), shape, dtype, self._context.generation)
         self._add_block(ref.buffer, block)
         return ref
 
     def _add_block(self, buffer: int, block: ExternalBlock) -> None:
-        """Add a block that no allocator owns as the buffer of that number."""
+        """Add a block that no allocator owns as the buffer of that number.
+
+        When the buffer is freed, :meth:`_release` closes the memory.
+        """
         buffers = self._context.buffers
         buffers.blocks[buffer] = block
         buffers.free_hooks[buffer] = partial(self._release, buffer)
         self._external_blocks[buffer] = block
-        self._releases = self._releases or DeferredRelease(self._context)
+        if self._releases is None:
+            self._releases = DeferredRelease(self._context)
 
     # -- lending
 
     def lend(self, ref: AccelRef, mapped: tuple[int, ...] = ()) -> Loan:
-        """Lend a buffer to another device, which has ``mapped`` slabs of those numbers before.
+        """Lend a buffer to another device. Ops that write the buffer wait for the end of the loan.
 
-        Ops that write the buffer wait for the end of the loan.
+        Parameters
+        ----------
+        ref
+            A ref to the whole buffer, no view of it.
+        mapped
+            Numbers of the slabs that the other device has mapped: no descriptor of these is sent.
 
         Raises
         ------
         UnsupportedError
             If no descriptor names its memory.
+        OutOfMemoryError
+            If the system has no descriptor left.
         """
         context, block = self._context, self._block_of(ref)
         memory = block.memory if isinstance(block, ExternalBlock) else block.slab
@@ -434,7 +441,7 @@ class Sharing:
         assert isinstance(block, ExternalBlock), "others are the allocator's"
         self._exports.pop(buffer, None)
         del self._external_blocks[buffer]
-        assert self._releases is not None, "it was adopted"
+        assert self._releases is not None, "made when the block was added"
         self._releases.release(block)
 
     # -- the end
@@ -453,7 +460,7 @@ class Sharing:
         """
         context = self._context
         blocks, fault = context.buffers.blocks, context.fault
-        # Find the memory with live tensors, each piece with all of them.
+        # Find the memory with live tensors, each piece with all of them, by the id of the piece.
         live: dict[int, tuple[SlabMemory, list[Keepalive]]] = {}
         if fault is None or not fault.is_fault:  # after a fault it cannot be reached any more
             for buffer, exports in self._exports.items():
@@ -461,19 +468,17 @@ class Sharing:
                 if keepalives and isinstance(block, Block):
                     memory = block.memory if isinstance(block, ExternalBlock) else block.slab
                     live.setdefault(id(memory), (memory, []))[1].extend(keepalives)
-        still_used = [memory for memory, _ in live.values()]
-        if still_used:
+        if live:
             tensors = sum(len(keepalives) for _, keepalives in live.values())
-            logger.warning(
-                "exported_memory_left", device=context.core.name, tensors=tensors, nbytes=sum(memory.nbytes for memory in still_used)
-            )
+            nbytes = sum(memory.nbytes for memory, _ in live.values())
+            logger.warning("exported_memory_left", device=context.core.name, tensors=tensors, nbytes=nbytes)
             close_when_dropped(live.values(), self._open_exchange().settle, context.core.name)
-        external = [block.memory for block in self._external_blocks.values()]
-        released = [] if self._releases is None else self._releases.take_all()
-        memories = [*context.buffers.allocator.take_all(), *released, *external]
+        memories = context.buffers.allocator.take_all()
+        if self._releases is not None:
+            memories += self._releases.take_all(self._external_blocks.values())
         if self._exchange is not None:
             self._exchange.close()
-        return [memory for memory in memories if not any(memory is exported for exported in still_used)]
+        return [memory for memory in memories if id(memory) not in live]
 
 
 class ExternalLane(StreamClock):

@@ -55,7 +55,7 @@ class HeldResource:
     Attributes
     ----------
     address : int
-        What kernels get as its address.
+        The address that kernels get for it: 0.
     """
 
     __slots__ = ("_release", "address", "inputs", "outputs", "usage")
@@ -146,7 +146,7 @@ class Buffers:
         self._freed_in_use: list[HeldResource] = []  # freed, with uses that are not over
         self._closing_resources: Closing[HeldResource] = Closing(system)
         self._closing_slabs: Closing[SlabMemory] = Closing(system)  # removed from the allocator
-        self._captured: AccelRef | None = None
+        self._captured: AccelRef | None = None  # see captured_workspaces()
 
     def block(self, ref: AccelRef) -> Block | HeldResource:
         """Return the block of a buffer, or the resource that is held under its number: of a graph.
@@ -178,10 +178,12 @@ class Buffers:
     def captured_workspaces(self) -> AccelRef:
         """Return the ref that stands for the workspaces of the lane in which graphs are captured.
 
-        What was captured uses them in whichever lane it is replayed. So each replay writes this ref.
+        A replay uses them in whichever lane it runs. So each replay counts as a write of this ref,
+        and comes after the replays before it.
         """
         if self._captured is None:
             self._captured = self._refs.make((Spec((0,), DType.UINT8),), self._generation)[0]
+            # Not by `hold`, which counts what is to be released: this lives as long as the context.
             self.blocks[self._captured.buffer] = HeldResource(Usage(), None)
         return self._captured
 
@@ -285,18 +287,20 @@ class Buffers:
         one is requested once more, as the last resort. Raises :class:`OutOfMemoryError` after that,
         and the fault if the context has faulted meanwhile.
         """
-        allocator, run_blocking = self.allocator, self._system.run_blocking
+        allocator = self.allocator
         self.apply_frees()
         last_resort = False
         while (block := allocator.allocate(nbytes, lane)) is None:
             request = allocator.request_slab(nbytes, last_resort=last_resort)
             try:
-                slab = await run_blocking(self._oom_retry.retry_on_oom, request.create)
+                slab = await self._system.run_blocking(self._oom_retry.retry_on_oom, request.create)
                 self._check_alive()
                 allocator.adopt(request, slab)
             except BaseException as error:
-                # Close slabs that were removed or created for the request; unmapping may block.
-                await run_blocking(close_all, allocator.cancel(request))
+                # Close the slabs that were removed or created for the request: their memory is free
+                # for the next request then. They are closed also if this wait is cancelled.
+                self._closing_slabs.add(allocator.cancel(request))
+                await self._closing_slabs.wait_closed()
                 if not isinstance(error, OutOfMemoryError):
                     raise
                 if last_resort and error.library != "os":

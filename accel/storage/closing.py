@@ -40,7 +40,7 @@ class Closing(Generic[T]):
     Attributes
     ----------
     left : list
-        What is not closed yet.
+        The resources that are not closed yet, in order.
     """
 
     __slots__ = ("_has_begun", "_system", "_task", "left")
@@ -60,8 +60,8 @@ class Closing(Generic[T]):
     async def _close(self) -> None:
         """Close what is left, in batches of what was added meanwhile, until nothing is.
 
-        What raised is logged and removed from :attr:`left`. What the system had no thread for stays
-        there, for the next :meth:`add`, or for the owner.
+        An error of a batch is logged, and the batch is removed from :attr:`left`. A batch for which
+        the system had no thread stays there, for the next :meth:`add`, or for the owner.
         """
         while self.left:
             batch, self._has_begun = tuple(self.left), False

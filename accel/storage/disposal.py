@@ -23,8 +23,8 @@ that lingers may take minutes."""
 class Disposal:
     """Closes descriptors that another process has sent, off the loop.
 
-    What files they are of is not known: closing the last one of a socket with ``SO_LINGER`` blocks
-    until all is sent.
+    Their kind is not known, and closing may block: the last descriptor of a socket with
+    ``SO_LINGER``, for example, until all is sent.
 
     Each call has a thread of its own, so that none waits for another, nor for the worker pool of
     the system, which may be full or closed. Used on the loop's thread only.
@@ -39,7 +39,7 @@ class Disposal:
         self._loop = loop
         self._pid = os.getpid()
         self._unclosed: list[int] = []  # for which there was no thread
-        self._closing: list[list[int]] = []  # one list a thread, which removes what it closes
+        self._closing: list[list[int]] = []  # one list for each thread, which removes those that it closes
         self._idle: asyncio.Future[None] | None = None  # ends the wait of aclose()
         close_after_fork(self)
 
@@ -73,8 +73,9 @@ class Disposal:
     async def aclose(self) -> None:
         """Wait until all is closed, for a second at most. Cancelling ends the wait.
 
-        What a thread still closes then, it closes later. Where the system still has no thread for
-        those that wait for one, they stay open until the process ends: closing them here may block.
+        A thread that still closes some goes on after that. Where the system still has no thread
+        for those that wait for one, they stay open until the process ends: closing them here may
+        block.
         """
         self.close_fds(())  # those for which there was no thread
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""What outlives a device's contexts: durable buffers, and descriptors of their memory.
+"""Durable buffers, which outlive a device's contexts, and the descriptors of their memory.
 
 The present context adds each durable buffer to the book, and the slab that it is cut from, before
 the op that makes it ends. The book holds a descriptor of each such slab, so that neither a
@@ -39,17 +39,25 @@ __all__ = ["DurableBook", "DurableBuffer", "DurableKeeper", "KeptSlab"]
 
 logger = get_logger()
 
+_MOST_SLABS = 1 << 14
+"""Slabs that are kept at most, where the process may have many descriptors."""
+
+_UNMAP_TIMEOUT = 30.0
+"""Seconds that abandoned work may go on before the device is given up."""
+
 _REWRITE_REMEDY = "Write all of it anew: await device.put(array, out=ref), or any op with out=ref that does not read it; or drop it."
 _DROP_REMEDY = "Drop it, and make another one: its memory is gone with its contents."
 
 
 class KeptSlab(NamedTuple):
-    """A slab that a context is to map, as the book keeps it, and durable buffers in it.
+    """A slab of the book that a context is to map, and durable buffers in it.
 
     Attributes
     ----------
-    number, nbytes, fd
-        Its number in the book, its size, and the book's own descriptor; -1: another machine has it.
+    number, nbytes
+        Its number in the book, and its size in bytes.
+    fd
+        The book's own descriptor of it; -1 if the agent of another machine has the descriptor.
     blocks
         For each buffer its number, its offset in the slab, the bytes of its elements, and the bytes
         reserved.
@@ -62,7 +70,9 @@ class KeptSlab(NamedTuple):
 
 
 class DurableKeeper(Protocol):
-    """Keeps the durable memory of a context: the book; in a child, what reports to the parent's.
+    """Keeps the durable memory of a context, as the context tells it: a :class:`DurableBook`.
+
+    In a child it is a :class:`~accel.remote.durable.DurableReporter`, which tells the parent's book.
 
     Attributes
     ----------
@@ -85,7 +95,7 @@ class DurableKeeper(Protocol):
         """Forget a buffer."""
 
     def tear(self, buffers: Iterable[int], why: str) -> None:
-        """Mark buffers as torn that a failed op has written in part, in a context that goes on."""
+        """Mark buffers as torn that a failed op has written in part; the context goes on."""
 
 
 class DurableBuffer:
@@ -102,7 +112,8 @@ class DurableBuffer:
     torn : str
         Why its contents are not whole; empty if they are.
     tears : int
-        What :attr:`DurableBook.tears` was when it was torn.
+        What :attr:`DurableBook.tears` was when it was torn. A write that was sent before that does
+        not make it whole: see :meth:`DurableBook.on_rewritten`.
     """
 
     __slots__ = ("nbytes", "offset", "ref", "size", "slab", "tears", "torn")
@@ -135,7 +146,8 @@ class _Slab:
     Attributes
     ----------
     identity : tuple of int or None
-        What tells the memory from others, where it has such a thing: device and inode of a memfd.
+        Device and inode number of the memfd, for a slab that a child has sent: by these a second
+        slab of the same memory is found. ``None`` for other slabs.
     unmapped : Event or None
         Set once this process has unmapped the slab; ``None`` if it has not mapped it.
     places : list of (int, int, int)
@@ -197,9 +209,9 @@ class DurableBook:
     any_torn : bool
         Whether some buffers are torn: only then the operands of each op are checked for it.
     tears : int
-        How often a buffer was torn.
+        How often any buffer was torn so far. A submission notes it when it is sent.
     used, reserved : int
-        Bytes reserved for durable buffers, and of the slabs they are in.
+        Bytes reserved for durable buffers, and bytes of the slabs that they are in.
     buffers : dict of int to DurableBuffer
         By the buffers' numbers.
     sealed : dict of int to Seal
@@ -297,9 +309,9 @@ class DurableBook:
         ValueError
             If there is no such slab, or a buffer is in it.
         """
-        slab = self._slabs.get(number)
         if self._is_closed:
             return
+        slab = self._slabs.get(number)
         if slab is None or slab.places:
             raise ValueError(f"slab {number} is not there, or in use")
         self._remove_slab(number)
@@ -373,12 +385,13 @@ class DurableBook:
         )
 
     def may_rewrite(self, ref: AccelRef, plan: Plan) -> bool:
-        """Return whether a buffer is torn and an op may use it all the same: it only writes it.
+        """Return whether a buffer is torn and an op may have it all the same, as it only writes it.
 
-        ``plan`` is the plan of the op, which has the buffer as an operand. ``Refs.check`` asks, and
-        skips the ref's own check if so. A write of a view of it is allowed, and leaves it torn: see
-        :meth:`on_rewritten`; an op that updates (keeps or computes with old contents) is not.
-        ``False`` for a buffer that is not torn, whose memory is lost, or whose ref was freed.
+        ``plan`` is the plan of the op, which has the buffer as an operand. :meth:`.Refs.check` asks
+        this, and skips the ref's own check then. A write of a view is allowed too, and leaves the
+        buffer torn: see :meth:`on_rewritten`. An op that updates, as it keeps or computes with old
+        contents, is not allowed. ``False`` for a buffer that is not torn, whose memory is lost, or
+        whose ref was freed.
         """
         if ref.buffer not in self._torn or self.buffers[ref.buffer].slab is None:
             return False
@@ -419,13 +432,9 @@ class DurableBook:
     def on_rewritten(self, writes: Iterable[tuple[int, int, int]], tears: int) -> None:
         """Mark torn buffers as whole again that a submission has written all of, without error.
 
-        Those that were torn after it was sent stay torn. The refs of the others become valid in the
-        live generation.
-
-        Parameters
-        ----------
-        writes, tears
-            See :class:`accel.engine.submission.Submission`.
+        ``writes`` has the op's index, the buffer, and the number of bytes of each write; ``tears``
+        is :attr:`tears` as it was when the submission was sent. Buffers that were torn after that
+        stay torn. The refs of the others become valid in the live generation.
         """
         for _, buffer, nbytes in writes:
             entry = self.buffers.get(buffer) if buffer in self._torn else None
@@ -519,7 +528,10 @@ class DurableBook:
         return [KeptSlab(number, slab.nbytes, slab.fd, self._blocks_of(slab)) for number, slab in self._slabs.items()]
 
     def slabs_of(self, buffers: Iterable[int]) -> list[KeptSlab]:
-        """Return the slabs that durable ones of ``buffers`` are in, and these: for a spare."""
+        """Return the slabs that hold durable ones of ``buffers``, each with those: for a spare child.
+
+        Buffers that are not durable, or whose memory is lost, are left out.
+        """
         blocks_by_slab: dict[int, list[tuple[int, int, int, int]]] = {}
         for buffer in buffers:
             entry = self.buffers.get(buffer)
@@ -533,7 +545,8 @@ class DurableBook:
     def apply_frees(self) -> None:
         """Remove the buffers of dropped refs, and empty slabs, while there is no context to do so.
 
-        ``refs.dropped`` stays as it is: the next context takes from it, and ignores what it does not have.
+        ``refs.dropped`` stays as it is: the next context takes from it, and ignores numbers of
+        buffers that it does not have.
         """
         for buffer in list(self._refs.dropped):
             self.remove_buffer(buffer)
@@ -576,10 +589,6 @@ class DurableBook:
         self._disposal.close_fds([slab.fd for slab in slabs.values()])
 
 
-_MOST_SLABS = 1 << 14
-"""Slabs that are kept at most, where the process may have many descriptors."""
-
-
 def _default_most_slabs() -> int:
     """Return how many slabs the book keeps at most.
 
@@ -587,7 +596,3 @@ def _default_most_slabs() -> int:
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(_MOST_SLABS, soft // 2) if soft > 0 else _MOST_SLABS
-
-
-_UNMAP_TIMEOUT = 30.0
-"""Seconds that abandoned work may go on before the device is given up."""

@@ -68,6 +68,8 @@ class DurableSlabs:
 
     Attributes
     ----------
+    is_offered : bool
+        Whether the backend's memory can outlive its context.
     buffers : set of int
         Numbers of the durable buffers.
     idle : set of SlabMemory
@@ -87,14 +89,10 @@ class DurableSlabs:
         # Buffer -> (number of its slab, offset), of the slabs that are mapped ahead.
         self._ahead_places: dict[int, tuple[int, int]] = {}
         self._closing: Closing[SlabMemory] = Closing(system)
+        self.is_offered = isinstance(device, ImportsSlabs)
         self.buffers: set[int] = set()
         self.idle: set[SlabMemory] = set()
         self.mapped_ahead: dict[int, HeldSlab] = {}
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether the backend's memory can outlive its context."""
-        return isinstance(self._device, ImportsSlabs)
 
     def add_buffer(self, buffers: Buffers, ref: AccelRef, block: Block) -> None:
         """Tell the keeper of a new buffer, and before that of its slab, if that is new too.
@@ -144,7 +142,7 @@ class DurableSlabs:
         nothing else is in it, else :meth:`trim` is called again when work has ended.
         """
         self.buffers.discard(buffer)
-        slab = block.slab
+        slab = block.slab  # before the block is freed: then it is in none
         buffers.allocator.free(block)
         self._keeper.remove_buffer(buffer)
         self._buffer_counts[slab] -= 1

@@ -99,6 +99,7 @@ class PinnedMemory:
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, system: ActorSystem, limit: int | None) -> None:
         self.arena = HostArena(_default_limit() if limit is None else limit, device=name)
+        # A part of the limit, as a multiple of the smallest chunk.
         self.max_chunk = min(_MAX_CHUNK, max(self.arena.limit // _CHUNKS // _MIN_CHUNK, 1) * _MIN_CHUNK)
         self._name = name
         self._loop = loop
@@ -193,9 +194,9 @@ class PinnedMemory:
     async def _grow_or_wait(self, max_nbytes: int, min_nbytes: int, check_open: Callable[[], None]) -> Block:
         """Return a piece of free memory, or of a new block, or else wait until one is freed.
 
-        It has the first size of ``max_nbytes``, a half, a quarter, and so on, down to
-        ``min_nbytes``, for which there is room. Only the call whose turn it is runs this: meanwhile
-        the arena wakes it when a piece is freed. Raises what ``check_open`` raises, and
+        Its size is ``max_nbytes``, or else a half of it, a quarter, and so on, down to
+        ``min_nbytes``: the first for which there is room. Only the call whose turn it is runs this:
+        meanwhile the arena wakes it when a piece is freed. Raises what ``check_open`` raises, and
         :class:`OutOfMemoryError`.
         """
         arena, sizes, may_grow = self.arena, _halves(max_nbytes, min_nbytes), True
@@ -224,7 +225,7 @@ class PinnedMemory:
                     self._closing.add(arena.withdraw(request))  # it may never have begun
                     if not isinstance(error, OutOfMemoryError) or min_nbytes == max_nbytes or not arena.statistics().used:
                         raise
-                    may_grow = False  # the system has no more, but pieces in use come back
+                    may_grow = False  # until a piece is freed: the system has no more memory now
         finally:
             arena.on_room = self._room = None
 

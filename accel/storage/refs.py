@@ -28,7 +28,7 @@ class Recording(Protocol):
     """A batch or graph that records ops, whose refs are its own until its block ends."""
 
     what: ClassVar[str]
-    """What it is called in errors."""
+    """Its name in errors: "batch" or "graph"."""
 
     @property
     def is_recording(self) -> bool:

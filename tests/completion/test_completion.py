@@ -23,6 +23,7 @@ from accel.completion import (
     resolve_strategy,
 )
 from accel.errors import ClosedError, DriverError, FaultScope, InvalidArgumentError
+from tests.child_support import descriptors
 from tests.completion_support import Device, Event, Mark, completion_threads, open_watcher, threads_gone, turns, watched
 from tests.fork_leaves_support import SMALL, SleepOp, Sleeps
 
@@ -206,6 +207,18 @@ async def test_an_error_of_one_side_stream_keeps_no_other_open(monkeypatch: pyte
         await watcher.aclose()
     assert [stream.closed for stream in device.streams] == [[False], [False]]
     await threads_gone()
+
+
+@pytest.mark.parametrize("missing", ["start_thread", "Semaphore"])
+async def test_a_watcher_that_cannot_be_opened_leaves_no_timer(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def refuse(*arguments: object) -> None:
+        raise accel.OutOfMemoryError("there is none now")
+
+    before = descriptors()
+    monkeypatch.setattr(f"accel.completion.host_fn.{missing}", refuse)
+    with pytest.raises(accel.OutOfMemoryError):
+        open_watcher(HostFnCompletion())
+    assert descriptors() == before
 
 
 async def test_a_signal_is_one_poll() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import json
 import os
 import resource
@@ -24,7 +23,7 @@ import accel
 from accel.actors import ActorSystem
 from accel.process.child import ChildProcess
 from accel.process.exit_status import ExitStatus
-from tests.child_support import OURS, children, ended, held, no_child_left, received, until_so
+from tests.child_support import OURS, children, ended, held, limit_for, no_child_left, received, until_so
 from tests.device_support import failure, until
 
 if TYPE_CHECKING:
@@ -321,13 +320,6 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
                 continue
             await child.aclose(grace=0.0)
         assert held() == before
-
-
-def limit_for(free: int) -> int:
-    """Return the limit of open files that leaves ``free`` descriptors to be opened."""
-    taken = {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
-    numbers = (number for number in itertools.count() if number not in taken)
-    return [next(numbers) for _ in range(free + 1)][-1]
 
 
 async def test_running_out_of_descriptors_is_told_and_leaves_nothing() -> None:

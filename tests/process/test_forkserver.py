@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from accel.process.exit_status import ExitStatus
 from accel.process.forkserver_client import ForkserverClient
 from accel.remote.preloading import Preload, preload
 from accel.testing import FaultPlan
-from tests.child_support import OURS, ROOT, ended, forkservers, links_of, no_child_left, received, until_so, workers
+from tests.child_support import OURS, ROOT, descriptors, ended, forkservers, limit_for, links_of, no_child_left, received, until_so, workers
 from tests.device_support import child_pid
 from tests.fork_support import Double, Quiet, Threaded, close_all
 
@@ -295,6 +296,28 @@ async def test_a_forkserver_that_does_not_answer_is_killed(monkeypatch: pytest.M
         os.kill(found.child.pid, signal.SIGSTOP)
         assert await found.fork(f"{OURS}echo", uvloop=False, on_exit=lambda status: None) is None
         assert (await ended(found.child)).signal == signal.SIGKILL
+
+
+async def test_a_fork_that_runs_out_of_descriptors_leaves_nothing_and_the_next_one_is_answered() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    errors: list[accel.AccelError] = []
+    async with ActorSystem() as system, forks(system, "tests.child_programs") as found:
+        await (await forked(found, "until_end")).aclose(grace=20.0)
+        before = descriptors()
+        for free in range(12):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(free), hard))
+            try:
+                child = await forked(found, "until_end")
+            except (accel.BackendUnavailableError, accel.OutOfMemoryError) as error:
+                errors.append(error)
+            else:
+                await child.aclose(grace=20.0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert descriptors() == before, f"{free} descriptors free"
+            await (await forked(found, "until_end")).aclose(grace=20.0)
+    assert {error.code for error in errors} == {"EMFILE"}
+    assert {type(error) for error in errors} == {accel.BackendUnavailableError, accel.OutOfMemoryError}
 
 
 # -- a device

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,11 +14,15 @@ import numpy as np
 import pytest
 
 import accel
+from accel.memory import Allocator
+from accel.ops import Spec
+from accel.storage.buffers import Buffers
+from accel.storage.oom_retry import OomRetry
 from accel.testing import FaultPlan
 from tests.device_support import Array, cancelled, failure, in_flight, opened, task, until, used
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -326,3 +332,48 @@ async def test_workspaces_that_two_libraries_ask_for_at_once_have_the_sizes_that
     assert stream.given == [MIB, 128 * MIB]
     assert buffers.workspace_nbytes == 129 * MIB
     assert buffers.release_workspaces(lane)
+
+
+class Slab:
+    """A slab that notes whether it was closed."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.address, self.nbytes, self.is_closed = MIB, nbytes, False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_slab_that_is_wanted_no_more_is_closed_though_the_wait_for_that_is_cancelled_too() -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+    slabs: list[Slab] = []
+
+    def create_slab(nbytes: int) -> Slab:
+        slabs.append(Slab(nbytes))
+        return slabs[-1]
+
+    async def run_blocking(call: Callable[..., object], *arguments: object) -> None:
+        if not slabs:
+            call(*arguments)
+            began.set()
+            await asyncio.Event().wait()  # the thread has made the slab, and is not waited for any more
+        began.set()
+        await go_on.wait()
+        call(*arguments)
+
+    system: Any = SimpleNamespace(loop=asyncio.get_running_loop(), run_blocking=run_blocking)
+    refs: Any = SimpleNamespace(dropped=deque())
+    durables: Any = SimpleNamespace()
+    allocator = Allocator(create_slab, device="cpu:0")
+    buffers = Buffers(refs, system, OomRetry(), allocator, 1, lambda: None, durables, lambda lane: False)
+    lane: Any = object()
+    growing = task(buffers.ensure_room((Spec((8,), accel.DType.FLOAT32),), lane))
+    for _ in range(2):
+        await began.wait()
+        began.clear()
+        growing.cancel()
+    await asyncio.wait((growing,))
+    assert growing.cancelled()
+    go_on.set()
+    await buffers.aclose()
+    assert [slab.is_closed for slab in slabs] == [True]
