@@ -269,6 +269,6 @@ def _give_descriptor(listener: socket.socket, fd: int) -> None:
 
 def _check_user(connection: socket.socket) -> None:
     """Raise unless a process of the same user is at the other end: the name can be read by all."""
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.getuid():
         raise PermissionError(f"a process of user {user} is there")

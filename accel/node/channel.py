@@ -187,9 +187,9 @@ class NodeChannel(Connection, asyncio.Protocol):
         """
         if self.is_closed:
             raise ClosedError("the connection to the other machine is closed")
-        self._unsent += encode_header(kind, sum(map(len, parts)))
-        for part in parts:
-            self._unsent += part
+        payload = b"".join(parts)
+        self._unsent += encode_header(kind, len(payload))
+        self._unsent += payload
         if now or len(self._unsent) > _FLUSH_BYTES:
             self.flush()
         elif self._flush_handle is None:
