@@ -60,10 +60,12 @@ class KernelTable:
         self.leaving: set[str] = set()
 
     def find(self, op: KernelOp) -> Kernel:
-        """Return the kernel of an op: the backend's own, else the generic one of its family.
+        """Return the kernel of an op: the function that enqueues it.
 
-        Keeps it in :attr:`cache`. At the first op of a family from outside ``accel`` this adds the
-        family's part for this backend, and the sizes of scratch memory that the part has.
+        It is that of :attr:`cache`, else the backend's own, else the generic one of the op's
+        family; from then on it is in the cache. At the first op of a family from outside ``accel``
+        this adds the family's part for this backend, and the sizes of scratch memory that the part
+        has.
 
         Raises
         ------
@@ -72,6 +74,9 @@ class KernelTable:
         InvalidArgumentError
             If its family has the name of another library.
         """
+        cached = self.cache.get(type(op))
+        if cached is not None:
+            return cached
         name, backend = op.library, self._core.description.backend
         family = op.family if isinstance(op, FamilyOp) else None
         # A family from outside accel has its part of the backend registered at its first op.
@@ -124,7 +129,7 @@ class KernelTable:
         part = self.parts.get(op.library)
         if part is not None:
             return part.may_block
-        if isinstance(op, Replay) and any(part.may_block and op.calls(name) for name, part in self.parts.items()):
+        if isinstance(op, Replay) and any(part.may_block and op.program.calls(name) for name, part in self.parts.items()):
             return True
         return self._device.may_block(lane, op)
 

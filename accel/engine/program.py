@@ -16,7 +16,7 @@ from accel.ref import AccelRef, RefView
 from accel.storage.buffers import HeldResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -43,6 +43,18 @@ class JoinsUsages(Protocol):
         """Return the one usage that several buffers have in common from now on."""
 
 
+class _Kernels(Protocol):
+    """The kernels of a context; see :class:`~accel.engine.kernel_table.KernelTable`."""
+
+    registered: dict[str, RegisteredLibrary]
+
+    def find(self, op: KernelOp) -> Kernel:
+        """Return the function that enqueues the op."""
+
+    def is_capturable(self, op: KernelOp) -> bool:
+        """Return whether what the op enqueues may be repeated by a graph."""
+
+
 class _GraphContext(LaunchContext, Protocol):
     """The members of a context used here: see :class:`~accel.engine.context.Context`."""
 
@@ -52,16 +64,10 @@ class _GraphContext(LaunchContext, Protocol):
     scratch: Scratch
 
     @property
-    def registered(self) -> Mapping[str, RegisteredLibrary]: ...
+    def kernels(self) -> _Kernels: ...
 
     @property
     def sharing(self) -> JoinsUsages: ...
-
-    def kernel_of(self, op: KernelOp) -> Kernel:
-        """Return the function that enqueues the op."""
-
-    def is_capturable(self, op: KernelOp) -> bool:
-        """Return whether what the op enqueues may be repeated by a graph."""
 
     def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Track a resource that is no memory of the allocator's."""
@@ -200,10 +206,10 @@ class Program:
         StaleRefError
             If a buffer is gone.
         """
-        turn, scratch = Turn(), context.scratch.sizes
+        turn, scratch, kernels = Turn(), context.scratch.sizes, context.kernels
         makes_native_graph = bool(context.device.kernels(Capture.library))
         self.registered_libraries = [
-            context.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.registered
+            kernels.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in kernels.registered
         ]
         address = context.buffers.address
         scratch_address = [] if self._scratch is None else [address(self._scratch)]
@@ -214,12 +220,12 @@ class Program:
             if not index % CHECK_EVERY and turn.is_over:
                 await turn.next()
             if makes_native_graph:
-                self._check_capturable(context, op)
+                self._check_capturable(kernels, op)
             inputs = [address(ref) for ref in plan.reads]
             outputs = [*map(address, (*plan.writes, *results)), *statuses.get(index, ())]
             if (op.library, op.kind) in scratch:
                 outputs += scratch_address
-            self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
+            self._launches.append((kernels.find(op), op, plan, inputs, outputs))
 
     def release_operands(self) -> None:
         """Forget the recorded ops, so that their operands can be freed.
@@ -244,12 +250,12 @@ class Program:
         self.owned_refs = (*self.owned_refs, ref)
 
     @staticmethod
-    def _check_capturable(context: _GraphContext, op: KernelOp) -> None:
+    def _check_capturable(kernels: _Kernels, op: KernelOp) -> None:
         """Refuse a library whose kernels may use memory that has another owner by the next replay.
 
         The results would be wrong without an error.
         """
-        if not context.is_capturable(op):
+        if not kernels.is_capturable(op):
             raise UnsupportedError(
                 f"library {op.library!r} does not say that its kernels can be captured into a graph",
                 library=op.library,
@@ -393,10 +399,6 @@ class Replay(KernelOp[Any]):
         """See :meth:`KernelOp.takes_strided`: its ops take them, or have recorded copies."""
         return True
 
-    def calls(self, library: str) -> bool:
-        """See :meth:`Program.calls`."""
-        return self.program.calls(library)
-
     def result(self, refs: tuple[AccelRef, ...]) -> None:
         """Return nothing: the caller has the refs since the recording."""
 
@@ -525,7 +527,7 @@ class GraphSubmission(OpSubmission):
         buffers, program, turn = context.buffers, self.program, Turn()
         # 1. The kernels: finding those of a family also tells the sizes of their scratch memory.
         for number, op in enumerate(program.ops, 1):
-            context.kernel_of(op)
+            context.kernels.find(op)
             if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
         # 2. Refs for one scratch buffer and one buffer of statuses, which all ops share.
