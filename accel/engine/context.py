@@ -579,11 +579,16 @@ class Context(ContextBase):
         """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
-        self.members.close(partial(self.offloaded.close, lambda: self._release_all(abandon), wait=not abandon), wait=not abandon)
+
+        def close_when_idle() -> None:
+            """Release everything once no worker thread uses it; called when all epochs are over."""
+            self.offloaded.close(partial(self._release_all, abandon), wait=not abandon)
+
+        self.members.close(close_when_idle, wait=not abandon)
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""
-        with ExitStack() as stack:  # it calls all, the last one first, whatever one raises
+        with ExitStack() as stack:  # it calls all in reverse, so the streams first, whatever one raises
             stack.callback(self.device.close, abandon=abandon)
             stack.callback(self.core.pinned.arena.detach, self.device)
             stack.callback(lambda: close_all(self.sharing.take_all()))  # all slabs, and memory of other libraries

@@ -85,7 +85,7 @@ class ContextBase(ABC):
         self.stall_watch = (
             None
             if after is None
-            else StallWatch(core.loop, after, lambda: next(iter(self.submissions.items()), None), lambda: self.busy_seconds(), allowance)
+            else StallWatch(core.loop, after, lambda: next(iter(self.submissions.items()), None), self.busy_seconds, allowance)
         )
 
     def on_dispatched(self, submission: Submission, count: int, commands: int) -> None:
@@ -134,13 +134,6 @@ class ContextBase(ABC):
         self.core.workload.device_seconds += seconds
         if submission.observed is not None:
             submission.observed.charge(seconds)
-
-    def unfinished_writes(self) -> list[int]:
-        """Return the buffers with a launched write that has not retired.
-
-        After a fault the durable ones among them are torn.
-        """
-        return [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
 
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
         """Retire ``count`` ops of a submission; with ``is_last`` end it with its result.
@@ -278,7 +271,8 @@ class ContextBase(ABC):
         error.device = self.core.name  # a backend does not know which of several on its hardware it is
         if self.core.probes.fault:
             self.core.probes.tell(self.core.probes.fault, self.core.name, self.generation, error)
-        self.core.durable.on_fault(self.unfinished_writes())
+        unfinished_writes = [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
+        self.core.durable.on_fault(unfinished_writes)
         self.core.on_context_lost(error, decide_rebuild=self._owner.on_fault)
         self.fail_all(error)
 

@@ -87,24 +87,28 @@ class KernelTable:
             self.may_block = self._may_block
         # The kernel for this backend, else the generic one of the library or family. A library that
         # is being unregistered has none any more.
-        is_leaving = name in self.leaving
-        part = None if is_leaving else self.parts.get(name)
+        part = None if name in self.leaving else self.parts.get(name)
         specific = self._device.kernels(name) if part is None else part.kernels
         kernel = specific.get(op.kind) or (LIBRARIES.get(name, {}).get(op.kind) if family is None else family.kernel(op.kind, backend))
         if kernel is None:
-            is_library_known = name in LIBRARIES or specific or family is not None
-            what = f"{name} has no {op.kind}" if is_library_known else f"there is no library {name!r}"
-            remedy = "Use another device." if is_library_known else "Register it first: await device.register(YourLibrary)."
-            if name in self.registered and not is_leaving:
-                remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
-            elif family is None and isinstance(op, FamilyOp):
-                remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
-            raise UnsupportedError(f"{what} on {backend}", op=op.kind, device=self._core.name, remedy=remedy)
+            raise self._no_kernel_error(op, is_library_known=bool(name in LIBRARIES or specific or family is not None))
         if part is not None and part.scratch is not None:
             self._scratch.add(op, part.scratch)
         if isinstance(type(op).library, str):  # else it is a field: ops of one class are of several libraries
             self.cache[type(op)] = kernel
         return kernel
+
+    def _no_kernel_error(self, op: KernelOp, *, is_library_known: bool) -> UnsupportedError:
+        """Return the error of an op without a kernel, which says what would give it one."""
+        name = op.library
+        if name in self.registered and name not in self.leaving:
+            remedy = f"Mark a method of the library with @accel.kernel({type(op).__name__})."
+        elif isinstance(op, FamilyOp) and op.family is None:
+            remedy = f"Make the accel.ops.Family of {type(op).__name__}, in a module that is imported."
+        else:
+            remedy = "Use another device." if is_library_known else "Register it first: await device.register(YourLibrary)."
+        what = f"{name} has no {op.kind}" if is_library_known else f"there is no library {name!r}"
+        return UnsupportedError(f"{what} on {self._core.description.backend}", op=op.kind, device=self._core.name, remedy=remedy)
 
     def is_known(self, op: KernelOp) -> bool:
         """Return whether the op has a kernel, or will have once its registered library is open.

@@ -139,8 +139,8 @@ class Program:
         # Own buffers whose contents the ops read before they write them, and those that they write.
         self.own_inputs: frozenset[int] = frozenset()
         self._own_outputs: frozenset[int] = frozenset()
-        self._scratch: AccelRef | None = None
-        self._status: AccelRef | None = None
+        self._scratch: tuple[AccelRef, ...] = ()  # one buffer at most
+        self._status: tuple[AccelRef, ...] = ()  # one buffer at most
         self._status_address = 0
         self._statuses = _place_statuses(self.ops, self.plans)
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
@@ -212,9 +212,9 @@ class Program:
             kernels.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in kernels.registered
         ]
         address = context.buffers.address
-        scratch_address = [] if self._scratch is None else [address(self._scratch)]
-        if self._status is not None:
-            self._status_address = address(self._status)
+        scratch_address = [address(ref) for ref in self._scratch]
+        for ref in self._status:
+            self._status_address = address(ref)
         statuses = {status.op_index: [self._status_address + status.start] for status in self._statuses}
         for index, (op, plan, results) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
             if not index % CHECK_EVERY and turn.is_over:
@@ -239,15 +239,13 @@ class Program:
             self._launches = []
         self.plan = Plan((), self.plan.writes, ())
 
-    def use_scratch(self, ref: AccelRef) -> None:
-        """Use ``ref`` as the scratch memory that all kernels take in turn; the program keeps it."""
-        self._scratch = ref
-        self.owned_refs = (*self.owned_refs, ref)
+    def use_shared(self, scratch: tuple[AccelRef, ...], status: tuple[AccelRef, ...]) -> None:
+        """Use a buffer as scratch memory that all kernels take in turn, and one for all statuses.
 
-    def use_status(self, ref: AccelRef) -> None:
-        """Use ``ref`` as the one buffer for the statuses of all kernels; the program keeps it."""
-        self._status = ref
-        self.owned_refs = (*self.owned_refs, ref)
+        Either is an empty tuple where no op needs it. The program keeps them.
+        """
+        self._scratch, self._status = scratch, status
+        self.owned_refs = (*self.owned_refs, *scratch, *status)
 
     @staticmethod
     def _check_capturable(kernels: _Kernels, op: KernelOp) -> None:
@@ -531,11 +529,9 @@ class GraphSubmission(OpSubmission):
             if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
         # 2. Refs for one scratch buffer and one buffer of statuses, which all ops share.
-        for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
-            program.use_scratch(ref)
-        status_specs = () if program.plan.status is None else (program.plan.status.spec,)
-        for ref in context.core.refs.make(status_specs, self.generation):
-            program.use_status(ref)
+        make, status = context.core.refs.make, program.plan.status
+        scratch_refs = make(await context.scratch.specs(program.ops), self.generation)
+        program.use_shared(scratch_refs, make(() if status is None else (status.spec,), self.generation))
         # 3. The memory of all refs, some in each loop iteration; a slab is made where it lacks.
         refs = program.owned_refs
         for start in range(0, len(refs), CHECK_EVERY):

@@ -210,7 +210,7 @@ class Unregistration(OpSubmission):
         What was registered. It keeps the refs until the instance is closed.
     """
 
-    __slots__ = ("library", "registration")
+    __slots__ = ("registration",)
 
     def __init__(self, library: str, future: asyncio.Future[Any], generation: int) -> None:
         super().__init__(_Unregister(), _NOTHING, future, generation)

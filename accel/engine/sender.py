@@ -57,6 +57,11 @@ class Sender:
         The device.
     actor
         The device's actor.
+
+    Attributes
+    ----------
+    guard : callable
+        See :meth:`DeviceCore.guard`.
     """
 
     __slots__ = ("_core", "_hand_over", "_mailbox", "_waits_for_room", "guard")
@@ -207,7 +212,7 @@ class Sender:
         core.workload.pending += 1
         try:
             if not self._hand_over(submission) and not self._mailbox.offer(submission):
-                await self._put_in_mailbox(submission, timeout)
+                await self._put_in_mailbox(submission)
             # Other tasks run between two ops of this one, also if the op has ended already. The
             # poller runs before this task goes on, and may have ended a short op by then.
             await _next_iteration()
@@ -261,7 +266,7 @@ class Sender:
         if seal.checksum is not None:  # it was sealed before
             return seal.checksum
         try:
-            checksums = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
+            checksums = await self.run(Checksum(ref), self.seconds_left(deadline))
         except BaseException:
             book.unseal(ref, seal)
             raise
@@ -286,12 +291,15 @@ class Sender:
         return False
 
     def deadline_after(self, timeout: float | None) -> float | None:
-        """Return the loop's time ``timeout`` seconds from now; raises as :func:`~accel.values.check_timeout`."""
+        """Return the loop's time ``timeout`` seconds from now; ``None`` without a timeout.
+
+        Raises as :func:`~accel.values.check_timeout` does.
+        """
         check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 
     def seconds_left(self, deadline: float | None) -> float | None:
-        """Return the seconds until ``deadline``, a time of the loop."""
+        """Return the seconds until ``deadline``, a time of the loop; ``None`` without a deadline."""
         return None if deadline is None else deadline - self._core.loop.time()
 
     def _arm_deadline(self, submission: Submission, timeout: float) -> None:
@@ -322,10 +330,11 @@ class Sender:
         if not submission.launched:
             submission.free_unlaunched_results()
 
-    async def _put_in_mailbox(self, submission: Submission, timeout: float | None) -> None:
+    async def _put_in_mailbox(self, submission: Submission) -> None:
         """Put a submission into the actor's full mailbox: wait for room, or raise.
 
-        If its deadline passes during the wait, its future ends with that error, and this returns.
+        Returns also where the deadline passes during the wait: the submission is not queued then,
+        and its own timer ends its future.
 
         Raises
         ------
@@ -361,8 +370,7 @@ class Sender:
             async with asyncio.timeout_at(None if submission.timer is None else submission.timer.when()):
                 await self._mailbox.put(submission)
         except TimeoutError:
-            # The submission's own timer is due too; either way its future has the error.
-            submission.expire(timeout or 0.0, self._core.name)
+            return
         except ActorStoppedError:
             raise self._core.lifecycle.final_error() from None
 
@@ -392,7 +400,6 @@ class Sender:
             raise MailboxFullError(
                 f"{core.workload.in_hand} callers wait for device {core.name} to be ready",
                 device=core.name,
-                op="batch",
                 retry_after=self.retry_after(),
                 remedy=_OVERLOADED,
             )
