@@ -531,7 +531,7 @@ class Context(ContextBase):
 
     def busy_seconds(self) -> float:
         """See :meth:`ContextBase.busy_seconds`."""
-        return self.offloaded.busy_seconds() + self.core.loans.seconds()
+        return self.offloaded.loading.seconds() + self.core.loans.seconds()
 
     @property
     def peak(self) -> int:
