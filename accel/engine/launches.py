@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from accel.backend import AccelEvent, Injection, Kernel, WorkSpan
     from accel.completion import Watcher
     from accel.engine.stream_clock import StreamClock
-    from accel.engine.submission import BatchSubmission
+    from accel.engine.submission import BatchSubmission, Chunk
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
@@ -166,8 +166,8 @@ class LaunchGroup:
         submission, launches = self.submission, self.launches
         self.event = event
         self.enqueued_at = perf_counter()
-        # As of a single op: the bytes that move, to the nearest power of two. Of this group alone:
-        # a sum over the whole batch for each group would be quadratic.
+        # As for a single op, the key has the bytes that move, to the nearest power of two. Only
+        # this group's are counted: a sum over the whole batch for each group would be quadratic.
         nbytes = 0
         for launch in launches:
             for ref in (*launch.plan.reads, *submission.outputs[launch.index]):
@@ -296,6 +296,11 @@ class OpSubmission(Submission):
         return () if self.plan is None else (self.plan,)
 
     @property
+    def chunks(self) -> Sequence[Chunk]:
+        """Where in its lane the op is, once it is dispatched."""
+        return ((self.lane, self.seq, 0, 1),)
+
+    @property
     def submission(self) -> Submission:
         """The submission of this group: the op is both."""
         return self
@@ -332,7 +337,8 @@ class OpSubmission(Submission):
         self.event = event
         self.enqueued_at = perf_counter()
         # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
-        # power of two, take about as long. An offloaded op may have run in part before its mark.
+        # power of two, take about as long. An offloaded op has a key of its own: part of it may
+        # have run before its mark was recorded.
         plan, nbytes = self.plan, 0
         if plan is not None:
             for ref in plan.reads:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription, Kernel
     from accel.engine.stream_clock import StreamClock
+    from accel.engine.submission import Chunk
     from accel.libraries.kernel_library import KernelLibrary, Ranks
     from accel.ops import Spec
     from accel.storage.refs import Refs
@@ -216,6 +217,11 @@ class Unregistration(OpSubmission):
         super().__init__(_Unregister(), _NOTHING, future, generation)
         self.library = library
         self.registration: Registration | None = None
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """It is in no lane."""
+        return ()
 
     def release_operands(self) -> None:
         """See :meth:`Submission.release_operands`; the refs of the registration too."""

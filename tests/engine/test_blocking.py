@@ -17,7 +17,8 @@ from accel.cpu.stream import CpuStream
 from accel.engine.offloaded import OffloadedCalls
 from accel.ops import Plan
 from accel.testing import FaultPlan
-from tests.device_support import bounded, failure, opened, task
+from tests.device_support import bounded, failure, in_flight, opened, task
+from tests.op_bugs_support import Bug, Bugs, BugsOnTheLoop
 
 Kernels = Mapping[str, Callable[..., None]]
 
@@ -212,7 +213,7 @@ async def test_info_can_be_asked_for_from_another_thread(device: accel.Device) -
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Nothing(accel.KernelOp):
-    """No op runs in these tests."""
+    """Has no operands, and does nothing."""
 
     library: ClassVar[str] = "mine"
     kind: ClassVar[str] = "nothing"
@@ -293,3 +294,22 @@ async def test_a_library_is_not_closed_while_it_is_opened() -> None:
         go.set()
         assert await asyncio.to_thread(opened_last.wait, 10)
     assert order == ["open"], "the instance is abandoned"
+
+
+@pytest.mark.parametrize("library", [Bugs, BugsOnTheLoop])
+async def test_an_op_that_fails_while_another_library_is_unregistered_gets_its_own_error(library: type[Bugs]) -> None:
+    plan = FaultPlan().hang_at(1, op="nothing")
+    async with opened(plan, host="inline") as device:
+        await device.register(Mine, lambda: None, lambda: None)
+        await device.register(library)
+        x = await device.put(np.arange(4.0))
+        hung = task(device.run(Nothing()))
+        await in_flight(device, 1)
+        leaving = task(device.unregister("mine"))
+        await in_flight(device, 2)
+        error = await failure(device.run(Bug(x, "kernel:value")), accel.LibraryError)
+        assert isinstance(error.__cause__, ValueError)
+        await in_flight(device, 2)
+        plan.release()
+        await bounded(asyncio.gather(hung, leaving))
+        np.testing.assert_array_equal(await device.get(await device.run(Bug(x))), np.arange(4.0) + 1)
