@@ -49,7 +49,7 @@ class Workload:
     device_seconds : float
         Device time that was measured.
     changed : Future or None
-        What :meth:`wait_changed` waits for; ``None`` while nothing waits.
+        The future that :meth:`wait_changed` awaits; ``None`` while no task waits.
     """
 
     __slots__ = ("changed", "device_seconds", "in_hand", "pending")
@@ -60,7 +60,7 @@ class Workload:
         self.changed: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Wake :meth:`wait_changed`, because something has ended."""
+        """Wake the tasks in :meth:`wait_changed`."""
         changed, self.changed = self.changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

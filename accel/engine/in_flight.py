@@ -59,8 +59,8 @@ class ContextBase(ABC):
     in_flight : int
         Ops that are dispatched and have not retired.
     commands : int
-        Their commands in the device's queues, as the backend counts them: at most :attr:`limit`,
-        and those of one op more.
+        Their commands in the device's queues, as the backend counts them. An op is sent while they
+        are fewer than :attr:`limit`, however many it adds.
     limit : int
         ``max_in_flight``, or less where the device's queues take less.
     fault : AccelError or None
@@ -148,8 +148,8 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
-            # For an op the key is its name. One that is sent as several is a batch with the name of
-            # the op, and has another key.
+            # The key of an op is its name: a known name needs no look at the key. That of a batch is
+            # made each time: an op that is sent as several is a batch with the name of the op.
             if self.stall_watch is not None and (submission.name not in self.stall_watch.known_keys or type(submission) is BatchSubmission):
                 self.stall_watch.known_keys.add(submission.duration_key)
             if submission.tears and not submission.future.done():

@@ -81,7 +81,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             lane = await lanes.dedicated_lane(library, captures=library == "capture")
         await context.provide_workspaces(lane, library)
         if library in lanes.pooled_libraries:
-            # What `libraries=` names is ready in all lanes; others get workspaces when needed.
+            # Libraries of the option `libraries=` are ready in all lanes; others get workspaces there
+            # when they need them.
             while lanes.unused and library in context.core.options.libraries:
                 lanes.grow()
             for other in lanes.pool:

@@ -62,10 +62,9 @@ class KernelTable:
     def find(self, op: KernelOp) -> Kernel:
         """Return the kernel of an op: the function that enqueues it.
 
-        It is that of :attr:`cache`, else the backend's own, else the generic one of the op's
-        family; from then on it is in the cache. At the first op of a family from outside ``accel``
-        this adds the family's part for this backend, and the sizes of scratch memory that the part
-        has.
+        The kernel is taken from :attr:`cache`, else from the backend, else from the op's family,
+        and is in the cache from then on. At the first op of a family from outside ``accel`` this
+        adds the family's part for this backend, and the sizes of scratch memory that the part has.
 
         Raises
         ------

@@ -82,6 +82,8 @@ class Program:
         As they were recorded.
     owned_refs : sequence of AccelRef
         All refs of ``outputs``, the scratch memory, and the memory of the statuses.
+    plan : Plan
+        The uses of memory by a replay; the program's own buffers count as the handle.
     native : object
         The backend's one command for it, with a ``close`` method; ``None`` where the ops are
         enqueued one by one.
@@ -136,9 +138,8 @@ class Program:
         self.registered_libraries: Sequence[RegisteredLibrary] = ()
         self.external_reads: frozenset[int] = frozenset()
         self.writes_only_owned = True
-        # Own buffers whose contents the ops read before they write them, and those that they write.
         self.own_inputs: frozenset[int] = frozenset()
-        self._own_outputs: frozenset[int] = frozenset()
+        self._own_outputs: frozenset[int] = frozenset()  # buffers of its own that the ops write
         self._scratch: tuple[AccelRef, ...] = ()  # one buffer at most
         self._status: tuple[AccelRef, ...] = ()  # one buffer at most
         self._status_address = 0
@@ -146,7 +147,6 @@ class Program:
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
         self._launches: list[tuple[Kernel, KernelOp, Plan, list[int], list[int]]] = []
         self.plan = _NOTHING
-        """The uses of memory by a replay: the program's own buffers count as the handle."""
 
     @classmethod
     async def of(

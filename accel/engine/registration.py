@@ -208,7 +208,8 @@ class Unregistration(OpSubmission):
     library : str
         The library's name.
     registration : Registration or None
-        What was registered. It keeps the refs until the instance is closed.
+        The registration that was removed, from the dispatch until the instance is closed: it keeps
+        the library's refs.
     """
 
     __slots__ = ("registration",)
@@ -282,7 +283,7 @@ class RegisteredLibrary:
                 Operand(address, ref.shape, ref.dtype, False, backend, index, stream)
                 for address, ref in zip(inputs, plan.reads, strict=True)
             ]
-            # What `outputs` are for; a user's library has no scratch memory.
+            # `outputs` are the addresses of these; a user's library has no scratch memory.
             written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
             writes = [
                 Operand(address, spec.shape, spec.dtype, True, backend, index, stream)

@@ -12,7 +12,6 @@ import numpy as np
 from accel.engine.copies import OpList, PlanOnCopies, plan_for_strided
 from accel.engine.kernels import LIBRARIES
 from accel.engine.launches import OpSubmission
-from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
@@ -153,7 +152,7 @@ class Sender:
     def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
         """Return the coroutine that runs an op of a family; see :meth:`run`.
 
-        It is named as the method, for Python's warning of a forgotten ``await``.
+        The coroutine has the name of the method, for Python's warning of a forgotten ``await``.
         """
         running = self._run_sized(cast("SizedOp[Any, Any]", op)) if op.is_sized else self.run(op, op.timeout)
         running.__qualname__ = _method_name(type(op))  # type: ignore[attr-defined]
@@ -377,7 +376,7 @@ class Sender:
     def retry_after(self) -> float:
         """Return the seconds until there may be room, for ``MailboxFullError.retry_after``."""
         core = self._core
-        if core.lifecycle.state is DeviceState.READY:
+        if core.is_ready:
             # A new message waits as long as the oldest has; half of that empties half the queue.
             return max(0.001, self._mailbox.oldest_age() / 2)
         return max(0.05, core.rebuild_seconds)

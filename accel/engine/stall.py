@@ -131,7 +131,7 @@ class OldestInFlight:
     Attributes
     ----------
     key : object
-        What ``get_oldest`` returned at the last :meth:`update`.
+        The key that ``get_oldest`` returned at the last :meth:`update`.
     """
 
     def __init__(self, get_oldest: Callable[[], Hashable], busy_seconds: Callable[[], float], allowance: float) -> None:

@@ -78,7 +78,7 @@ class Submission(ABC):
     tears : int
         How often durable buffers had been torn when it was sent; 0 if none was torn then.
     observed : DeviceWork or None
-        What probes are told of it, and its device time; ``None`` where nothing observes it.
+        The record of it that probes get, with its device time; ``None`` where nothing observes it.
     """
 
     __slots__ = ("future", "generation", "launched", "name", "observed", "outstanding", "result", "tears", "timer", "writes")
