@@ -265,7 +265,8 @@ class Sender:
         if seal.checksum is not None:  # it was sealed before
             return seal.checksum
         try:
-            checksums = await self.run(Checksum(ref), self.seconds_left(deadline))
+            # Without a call where there is no deadline: each durable put comes here.
+            checksums = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
         except BaseException:
             book.unseal(ref, seal)
             raise
