@@ -140,7 +140,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         """
         user_library, self._user_library = self._user_library, None
         if user_library is not None:
-            await self._context.core.system.run_blocking(self._context.offloaded.call, user_library.close)
+            core = self._context.core
+            await core.system.run_blocking(self._context.offloaded.call, user_library.close, core.loop)
 
     async def _prepare_lane(self, lane: Lane) -> None:
         """Give one more lane the library's workspaces; no op waits for it.

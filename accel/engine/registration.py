@@ -11,6 +11,7 @@ from accel._log import get_logger
 from accel.dtype import DType
 from accel.engine.by_value import dumps
 from accel.engine.launches import OpSubmission
+from accel.engine.op_error import op_error
 from accel.errors import InvalidArgumentError
 from accel.family import BackendPart
 from accel.libraries.kernel_library import Operand, kernels_of
@@ -294,12 +295,14 @@ class RegisteredLibrary:
 
         return call
 
-    def close(self) -> None:
-        """Close the instance.
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the instance, on a worker thread; ``loop`` is the device's.
 
-        An exception is logged only, so that the rest of the context is released too.
+        An exception is logged only, so that the rest of the context is released too. So is a
+        ``CancelledError``, which would look like one of the kernel actor.
         """
         try:
             self.instance.close()
-        except Exception as error:
+        except BaseException as raised:
+            error = op_error(raised, f"closing library {self.name!r}", loop, library=self.name)
             logger.warning("library_not_closed", library=self.name, error=error)

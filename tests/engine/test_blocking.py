@@ -18,7 +18,7 @@ from accel.engine.offloaded import OffloadedCalls
 from accel.ops import Plan
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, in_flight, opened, task
-from tests.op_bugs_support import Bug, Bugs, BugsOnTheLoop
+from tests.op_bugs_support import ODD, Bug, Bugs, BugsOnTheLoop, throw
 
 Kernels = Mapping[str, Callable[..., None]]
 
@@ -313,3 +313,15 @@ async def test_an_op_that_fails_while_another_library_is_unregistered_gets_its_o
         plan.release()
         await bounded(asyncio.gather(hung, leaving))
         np.testing.assert_array_equal(await device.get(await device.run(Bug(x))), np.arange(4.0) + 1)
+
+
+@pytest.mark.parametrize("kind", ["value", *ODD])
+async def test_whatever_the_close_of_a_library_raises_ends_nothing_else(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(host="inline") as device:
+        await device.register(Mine, lambda: None, lambda: throw(kind))
+        await device.run(Nothing())
+        await bounded(device.unregister("mine"))
+        assert caplog.text.count("library_not_closed") == 1
+        await bounded(device.register(Mine, lambda: None, lambda: throw(kind)))
+        await device.run(Nothing())
+    assert caplog.text.count("library_not_closed") == 2, "the device was closed with the library"
