@@ -96,7 +96,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     async def receive(self, message: Lane | Unregistration, context: ActorContext) -> None:
         """Prepare one more lane for the library, or close the instance of a user's library.
 
-        The instance is closed once its ops have ended.
+        The instance is closed once its ops have ended. If that cannot be waited for, as where the
+        context has faulted or is closed, the instance is abandoned.
         """
         if isinstance(message, Lane):
             await self._prepare_lane(message)
@@ -106,8 +107,9 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             await self._wait_lanes_completed()
             with device_context.opening:
                 await self._close()
-        except AccelError as error:  # the context has faulted, or was closed
-            logger.debug("library_not_closed", device=device_context.core.name, library=self._library, error=error)
+        except Exception as error:
+            log = logger.warning if device_context.fault is None else logger.debug
+            log("library_not_closed", device=device_context.core.name, library=self._library, error=error)
 
     async def _wait_lanes_completed(self) -> None:
         """Wait until all ops that were dispatched so far have ended, in all lanes of the context.
