@@ -28,7 +28,7 @@ def dumps(value: object) -> bytes:
     try:
         data = pickle.dumps(value)
     except Exception as error:
-        if "__main__" not in str(error):  # pickle names the module in which it does not find the object
+        if "__main__" not in str(error):  # the module in which pickle found no such name
             raise
         return by_value(value)
     return by_value(value) if b"__main__" in data else data

@@ -588,7 +588,7 @@ class Context(ContextBase):
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""
-        with ExitStack() as stack:  # it calls all in reverse, so the streams first, whatever one raises
+        with ExitStack() as stack:  # calls all, in reverse order, whatever one raises
             stack.callback(self.device.close, abandon=abandon)
             stack.callback(self.core.pinned.arena.detach, self.device)
             stack.callback(lambda: close_all(self.sharing.take_all()))  # all slabs, and memory of other libraries

@@ -148,8 +148,8 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
-            # The key of an op is its name: a known name needs no look at the key. That of a batch is
-            # made each time: an op that is sent as several is a batch with the name of the op.
+            # The key of an op is its name: a known name needs no look at the key. That of a batch
+            # is made each time: an op that is sent as several is a batch with the name of the op.
             if self.stall_watch is not None and (submission.name not in self.stall_watch.known_keys or type(submission) is BatchSubmission):
                 self.stall_watch.known_keys.add(submission.duration_key)
             if submission.tears and not submission.future.done():

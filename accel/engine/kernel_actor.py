@@ -81,8 +81,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             lane = await lanes.dedicated_lane(library, captures=library == "capture")
         await context.provide_workspaces(lane, library)
         if library in lanes.pooled_libraries:
-            # Libraries of the option `libraries=` are ready in all lanes; others get workspaces there
-            # when they need them.
+            # Libraries of the option `libraries=` are ready in all lanes; others get workspaces
+            # there when they need them.
             while lanes.unused and library in context.core.options.libraries:
                 lanes.grow()
             for other in lanes.pool:
@@ -182,8 +182,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         """Make the instance of a registered library, open it, and return the lane of its ops.
 
         The instance's methods are the kernels of its ops from then on. If that fails, the instance
-        is closed, and its lane kept for another library. An instance whose ``open`` may still run on
-        a worker thread, because this was cancelled, is abandoned instead.
+        is closed, and its lane kept for another library. An instance whose ``open`` may still run
+        on a worker thread, because this was cancelled, is abandoned instead.
         """
         context, library, lanes = self._context, self._library, self._context.lanes
         try:

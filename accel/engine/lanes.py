@@ -113,8 +113,8 @@ class Lanes:
         self._dedicated: dict[str, Lane] = {}  # library -> a lane that no other library uses
         # Lanes of libraries that were unregistered: a stream is not closed before its context.
         self._reusable: list[Lane] = []
-        self._is_requested = False  # whether a kernel actor gives a lane its workspaces, or is about to
-        self._is_memory_short = False  # whether memory was short once: no workspaces are requested any more
+        self._is_requested = False  # whether workspaces were requested, until on_equipped()
+        self._is_memory_short = False  # whether memory was short once: none are requested any more
 
     # -- making lanes
 
@@ -264,7 +264,7 @@ class Lanes:
         return [lane for lane in self.pool if library in lane.ready_libraries]
 
     def on_equipped(self) -> None:
-        """Note that the requested workspaces are there, or could not be had: another lane may request some."""
+        """Allow the next request: the requested workspaces are there, or could not be had."""
         self.equipping = None
         self._is_requested = False
 

@@ -449,6 +449,6 @@ def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
     if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
         lane.complete(launches[-1].seq)
     else:
-        # The mark waits for the dependencies too: Lane._prepare_launch has the stream wait for them,
-        # also for an op that is dropped.
+        # The mark waits for the dependencies too: Lane._prepare_launch has the stream wait for
+        # them, also for an op that is dropped.
         complete_at_mark(context, lane, launches[-1].seq, "dropped")

@@ -219,8 +219,15 @@ class Program:
         for index, (op, plan, results) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
             if not index % CHECK_EVERY and turn.is_over:
                 await turn.next()
-            if makes_native_graph:
-                self._check_capturable(kernels, op)
+            if makes_native_graph and not kernels.is_capturable(op):
+                # Its kernels may use memory that has another owner by the next replay: the results
+                # would be wrong without an error.
+                raise UnsupportedError(
+                    f"library {op.library!r} does not say that its kernels can be captured into a graph",
+                    library=op.library,
+                    op=op.kind,
+                    remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
+                )
             inputs = [address(ref) for ref in plan.reads]
             outputs = [*map(address, (*plan.writes, *results)), *statuses.get(index, ())]
             if (op.library, op.kind) in scratch:
@@ -246,20 +253,6 @@ class Program:
         """
         self._scratch, self._status = scratch, status
         self.owned_refs = (*self.owned_refs, *scratch, *status)
-
-    @staticmethod
-    def _check_capturable(kernels: _Kernels, op: KernelOp) -> None:
-        """Refuse a library whose kernels may use memory that has another owner by the next replay.
-
-        The results would be wrong without an error.
-        """
-        if not kernels.is_capturable(op):
-            raise UnsupportedError(
-                f"library {op.library!r} does not say that its kernels can be captured into a graph",
-                library=op.library,
-                op=op.kind,
-                remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
-            )
 
     def enqueue(self, lane: StreamClock) -> None:
         """Enqueue all ops, with their statuses cleared before; stops at the first that raises."""

@@ -299,7 +299,7 @@ class Sender:
         return None if timeout is None else self._core.loop.time() + timeout
 
     def seconds_left(self, deadline: float | None) -> float | None:
-        """Return the seconds until ``deadline``, a time of the loop; ``None`` without a deadline."""
+        """Return the seconds until ``deadline``, a time of the loop; ``None`` without one."""
         return None if deadline is None else deadline - self._core.loop.time()
 
     def _arm_deadline(self, submission: Submission, timeout: float) -> None:

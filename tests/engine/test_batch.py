@@ -416,7 +416,7 @@ async def test_a_batch_goes_on_where_it_had_no_memory_when_some_is_freed_before_
         async def free() -> None:
             held.clear()
 
-        # The first op is dispatched at once. The second one lacks memory until the other task has run.
+        # The first op is dispatched at once. The second one lacks memory until free() has run.
         await bounded(asyncio.gather(task(send()), task(free())))
         for ref in results:
             assert set(await device.get(ref)) == {7}
