@@ -24,7 +24,7 @@ from accel.engine.op_error import raise_op_error
 from accel.engine.program import GraphSubmission, JoinsUsages, Replay
 from accel.engine.registration import Unregistration
 from accel.engine.scratch import Scratch
-from accel.engine.status import STATUS_COMMANDS, PendingStatus
+from accel.engine.status import PendingStatus
 from accel.engine.stream_clock import EventPool
 from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError
@@ -36,7 +36,7 @@ from accel.storage.durable_slabs import DurableSlabs
 from accel.world.member import Members
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from accel.actors import ActorRef
@@ -141,9 +141,8 @@ class Context(ContextBase):
         self.failures = Failures(self, self.buffers, self.durables)
         self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
         self.libraries = Libraries(self, self.lanes, self.kernels, partial(open_library, self))
-        self._command_counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None  # each op counts as one command
         if isinstance(device, CountsCommands):
-            self._command_counts, self.limit = device.commands, min(self.limit, device.queue_limit)
+            self.limit = min(self.limit, device.queue_limit)
         self._chunk = max(1, min(_CHUNK, self.limit // 2))
         self._close_lock = threading.Lock()  # never released by the thread that closes the context
 
@@ -194,7 +193,9 @@ class Context(ContextBase):
             submission.result = result_of(op, refs, self.core.loop)
             faults = self.core.options.faults
             injected_fault = None if faults is None else faults.take(submission.name)
-            submission.bind(self, lane, kernel, injected_fault, 1 if self._command_counts is None else self._count_commands(op, plan))
+            submission.bind(
+                self, lane, kernel, injected_fault, 1 if self.kernels.command_counts is None else self.kernels.count_commands(op, plan)
+            )
             self._schedule(submission, op, lane, plan, refs)
         except BaseException:
             scratch.cancel()
@@ -385,29 +386,18 @@ class Context(ContextBase):
         The chunk begins at the first op that was not dispatched. Its ops have ``_chunk`` commands
         together at most; one op that has more is a chunk by itself.
         """
-        ops, plans, start = submission.ops, submission.plans, submission.dispatched
-        if self._command_counts is None:
+        ops, plans, start, count_commands = submission.ops, submission.plans, submission.dispatched, self.kernels.count_commands
+        if self.kernels.command_counts is None:
             return [1] * min(self._chunk, len(ops) - start)
-        commands = self._count_commands(ops[start], plans[start])
+        commands = count_commands(ops[start], plans[start])
         command_counts = [commands]
         for index in range(start + 1, len(ops)):
-            count = self._count_commands(ops[index], plans[index])
+            count = count_commands(ops[index], plans[index])
             commands += count
             if commands > self._chunk:
                 break
             command_counts.append(count)
         return command_counts
-
-    def _count_commands(self, op: KernelOp, plan: Plan) -> int:
-        """Return how many commands an op puts into the device's queues at most.
-
-        No op is sent while ``limit`` of them are in flight: enqueuing into a full queue would block.
-        """
-        assert self._command_counts is not None, "the device counts"
-        part = self.kernels.parts.get(op.library)  # of a registered library, or a family from outside accel: it says its own number
-        count = part.launches if part is not None else self._command_counts.get((op.library, op.kind), 1)  # by the backend, op by op
-        commands = count if isinstance(count, int) else count(op)
-        return commands if plan.status is None else commands + STATUS_COMMANDS
 
     async def _provide_memory(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Make a slab with room for what op ``index`` of a submission needs, off the loop.
@@ -579,12 +569,9 @@ class Context(ContextBase):
         """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
-
-        def close_when_idle() -> None:
-            """Release everything once no worker thread uses it; called when all epochs are over."""
-            self.offloaded.close(partial(self._release_all, abandon), wait=not abandon)
-
-        self.members.close(close_when_idle, wait=not abandon)
+        # The epochs of worlds end first, and then the calls on worker threads.
+        close_offloaded = partial(self.offloaded.close, partial(self._release_all, abandon), wait=not abandon)
+        self.members.close(close_offloaded, wait=not abandon)
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from accel.backend import CountsCommands
 from accel.engine.kernels import LIBRARIES
 from accel.engine.program import Replay
+from accel.engine.status import STATUS_COMMANDS
 from accel.errors import AccelError, InvalidArgumentError, UnsupportedError
 from accel.family import BackendPart
 from accel.ops import FamilyOp
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from accel.engine.core import DeviceCore
     from accel.engine.registration import RegisteredLibrary
     from accel.engine.scratch import Scratch
-    from accel.ops import KernelOp
+    from accel.ops import KernelOp, Plan
 
 __all__ = ["KernelTable"]
 
@@ -43,6 +45,9 @@ class KernelTable:
         The kernels of libraries and families that are not the backend's.
     cache : dict
         Class of ops -> kernel, of the ops that were dispatched so far.
+    command_counts : mapping or None
+        Library and kind of an op -> its commands, or a function that counts them, where the backend
+        counts commands; ``None``: each op counts as one.
     registered : dict of str to RegisteredLibrary
         The registered libraries that are open here.
     leaving : set of str
@@ -56,6 +61,7 @@ class KernelTable:
         self.parts: dict[str, BackendPart] = {}
         self.may_block: Callable[[Any, Any], bool] = device.may_block
         self.cache: dict[type[KernelOp], Kernel] = {}
+        self.command_counts = device.commands if isinstance(device, CountsCommands) else None
         self.registered: dict[str, RegisteredLibrary] = {}
         self.leaving: set[str] = set()
 
@@ -108,6 +114,18 @@ class KernelTable:
             remedy = "Use another device." if is_library_known else "Register it first: await device.register(YourLibrary)."
         what = f"{name} has no {op.kind}" if is_library_known else f"there is no library {name!r}"
         return UnsupportedError(f"{what} on {self._core.description.backend}", op=op.kind, device=self._core.name, remedy=remedy)
+
+    def count_commands(self, op: KernelOp, plan: Plan) -> int:
+        """Return how many commands an op puts into the device's queues at most.
+
+        Called only where the backend counts commands. A library or family that is not the
+        backend's has one number for all of its ops.
+        """
+        assert self.command_counts is not None, "the backend counts commands"
+        part = self.parts.get(op.library)
+        count = self.command_counts.get((op.library, op.kind), 1) if part is None else part.launches
+        commands = count if isinstance(count, int) else count(op)
+        return commands if plan.status is None else commands + STATUS_COMMANDS
 
     def is_known(self, op: KernelOp) -> bool:
         """Return whether the op has a kernel, or will have once its registered library is open.
