@@ -23,12 +23,12 @@ def dumps(value: object) -> bytes:
     UnsupportedError
         Part of it is in ``__main__``, and cloudpickle is not installed.
     Exception
-        What pickle raises of what has no name.
+        As pickle raises it, for an object that has no name in its module.
     """
     try:
         data = pickle.dumps(value)
     except Exception as error:
-        if "__main__" not in str(error):  # pickle names the module of what it does not find
+        if "__main__" not in str(error):  # the module in which pickle found no such name
             raise
         return by_value(value)
     return by_value(value) if b"__main__" in data else data

@@ -17,14 +17,14 @@ from accel.engine.failures import Failures
 from accel.engine.in_flight import ContextBase
 from accel.engine.kernel_table import KernelTable
 from accel.engine.lanes import Lanes
-from accel.engine.launches import BatchedOp, LaneMark, LaunchGroup, OpSubmission
+from accel.engine.launches import BatchedOp, LaunchGroup, OpSubmission
 from accel.engine.libraries import Libraries
 from accel.engine.offloaded import OffloadedCalls
 from accel.engine.op_error import raise_op_error
 from accel.engine.program import GraphSubmission, JoinsUsages, Replay
 from accel.engine.registration import Unregistration
 from accel.engine.scratch import Scratch
-from accel.engine.status import STATUS_COMMANDS, PendingStatus
+from accel.engine.status import PendingStatus
 from accel.engine.stream_clock import EventPool
 from accel.engine.submission import BatchSubmission, result_of
 from accel.errors import AccelError, ClosedError
@@ -36,11 +36,11 @@ from accel.storage.durable_slabs import DurableSlabs
 from accel.world.member import Members
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from accel.actors import ActorRef
-    from accel.backend import AccelDevice, AccelStream, Kernel, SlabMemory
+    from accel.backend import AccelDevice, AccelStream, SlabMemory
     from accel.completion import Watcher
     from accel.engine.core import DeviceCore
     from accel.engine.in_flight import ContextOwner
@@ -89,11 +89,24 @@ class Context(ContextBase):
 
     Attributes
     ----------
-    lanes : Lanes
-    libraries : Libraries
+    device, watcher
+        See the parameters.
+    buffers, durables : Buffers, DurableSlabs
+        The memory of the context, and the part of it that outlives the context.
+    scratch : Scratch
+        Allocates what an op needs besides its operands.
+    events : EventPool
+    kernels : KernelTable
     registered : dict of str to RegisteredLibrary
         The registered libraries that are open.
+    lanes : Lanes
+    libraries : Libraries
+    offloaded : OffloadedCalls
+        Calls the functions that run on worker threads and use the context.
+    sharing : ContextSharing
+    failures : Failures
     members : Members
+        The ranks of worlds that the context is.
     opening : context manager
         Entered while a library is opened or memory is made, for which ops wait. A child reports
         such times to its parent, which then allows it more time.
@@ -128,9 +141,8 @@ class Context(ContextBase):
         self.failures = Failures(self, self.buffers, self.durables)
         self.lanes = Lanes(self, core.options.streams, lambda lane, library: self.libraries.actors[library].tell(lane))
         self.libraries = Libraries(self, self.lanes, self.kernels, partial(open_library, self))
-        self._command_counts: Mapping[tuple[str, str], int | Callable[[Any], int]] | None = None  # each op counts as one command
         if isinstance(device, CountsCommands):
-            self._command_counts, self.limit = device.commands, min(self.limit, device.queue_limit)
+            self.limit = min(self.limit, device.queue_limit)
         self._chunk = max(1, min(_CHUNK, self.limit // 2))
         self._close_lock = threading.Lock()  # never released by the thread that closes the context
 
@@ -164,7 +176,7 @@ class Context(ContextBase):
         assert plan is not None, "an op that is not dispatched has its plan"
         if library in lanes.pooled_libraries:
             transfer_lane = lanes.transfer_lanes.get(op.kind) if library == "memory" else None
-            lane = transfer_lane or preferred or lanes.choose((library,), plan, buffers.blocks)
+            lane = transfer_lane or preferred or lanes.choose((library,), plan)
         # 2. The memory: scratch, then the buffers of the results.
         refs = plan.writes
         scratch = self.scratch
@@ -181,7 +193,9 @@ class Context(ContextBase):
             submission.result = result_of(op, refs, self.core.loop)
             faults = self.core.options.faults
             injected_fault = None if faults is None else faults.take(submission.name)
-            submission.bind(self, lane, kernel, injected_fault, 1 if self._command_counts is None else self._count_commands(op, plan))
+            submission.bind(
+                self, lane, kernel, injected_fault, 1 if self.kernels.command_counts is None else self.kernels.count_commands(op, plan)
+            )
             self._schedule(submission, op, lane, plan, refs)
         except BaseException:
             scratch.cancel()
@@ -252,53 +266,66 @@ class Context(ContextBase):
         """
         try:
             await self.apply_many_frees()
-            await self._dispatch(submission)
+            if isinstance(submission, Unregistration):
+                self.libraries.unregister(submission)
+            elif isinstance(submission, BatchSubmission):
+                await self._dispatch_batch(submission)
+            else:
+                assert isinstance(submission, OpSubmission), "there are no others"
+                if isinstance(submission, GraphSubmission):
+                    await self._prepare_capture(submission)
+                await self._dispatch_op(submission)
         except AccelError as error:
             if self.fault is not None or not error.is_fault:  # it is reported already, or the op's alone
                 raise
             self.report_fault(error)
             raise self.poisoned_error(error, submission) from None
 
-    async def _dispatch(self, submission: Submission) -> None:
-        """Dispatch a submission of any kind; see :meth:`dispatch`."""
-        if isinstance(submission, Unregistration):
-            self.libraries.unregister(submission)
-            return
-        if isinstance(submission, OpSubmission):
-            op = submission.op
-            if isinstance(submission, GraphSubmission):
-                # Its ops' kernels are called in the capture's lane; their libraries must be open.
-                registered = [part.library for part in submission.program.ops if part.library in self.core.registrations]
-                for library in dict.fromkeys((*registered, op.library)):
-                    await self.libraries.open(library)
-                with self.opening:
-                    await submission.allocate(self, self.lanes.routes[op.library])
-            preferred: Lane | None = None
-            while not submission.future.done():
-                # A fault during a wait ended the submissions in flight; this one is not among them.
-                self.check_alive()
-                if self.dispatch_now(submission, preferred):
-                    return
-                preferred = self.lanes.routes.get(op.library)
-                if preferred is None:
-                    await self.libraries.open(op.library)
-                else:  # the library is open, so memory was lacking
-                    await self._provide_memory(submission, 0, op, preferred)
-            return
-        assert isinstance(submission, BatchSubmission), "there are two kinds"
+    async def _prepare_capture(self, submission: GraphSubmission) -> None:
+        """Open the libraries that the capture of a graph needs, and allocate the graph's memory.
+
+        The capture calls the kernels of all ops in its own lane. Those of a registered library are
+        known only once it is open.
+        """
+        registered = [op.library for op in submission.program.ops if op.library in self.core.registrations]
+        for library in dict.fromkeys((*registered, submission.library)):
+            await self.libraries.open(library)
+        with self.opening:
+            await submission.allocate(self, self.lanes.routes[submission.library])
+
+    async def _dispatch_op(self, submission: OpSubmission) -> None:
+        """Dispatch one op once its library is open and there is memory; not if it ends before."""
+        op = submission.op
+        preferred: Lane | None = None
+        while not submission.future.done():
+            # A fault during a wait ended the submissions in flight; this one is not among them.
+            self.check_alive()
+            if self.dispatch_now(submission, preferred):
+                return
+            preferred = self.lanes.routes.get(op.library)
+            if preferred is None:
+                await self.libraries.open(op.library)
+            else:  # the library is open, so memory was lacking
+                await self._provide_memory(submission, 0, op, preferred)
+
+    async def _dispatch_batch(self, submission: BatchSubmission) -> None:
+        """Dispatch the ops of a batch that were not dispatched yet, a chunk at a time.
+
+        Once the future has ended no further op is dispatched.
+        """
         ops, count = submission.ops, len(submission.ops)
         # Each library is opened once, for the first op that it has in the batch.
         for library, op in dict(zip(reversed(submission.libraries), reversed(ops), strict=True)).items():
             if self.kernels.is_known(op):  # else the op is refused in its turn
                 await self.libraries.open(library)
-        lane = self.lanes.choose_for_batch(submission, self.core.registrations, self.buffers.blocks)
-        while (start := submission.dispatched) < count:
+        lane = self.lanes.choose_for_batch(submission)
+        while submission.dispatched < count:
             if not submission.future.done():  # a submission that has ended may have released its ops
-                command_counts = self._count_next_chunk(submission, start)
+                command_counts = self._count_next_chunk(submission)
                 await self.wait_for_room(sum(command_counts))
             if submission.future.done():
-                # No further op is dispatched: nothing will make its results.
-                submission.free_results_from(max(start, submission.committed))
+                # Nothing will make the results of the ops that are left.
+                submission.free_results_from(max(submission.dispatched, submission.committed))
                 return
             if self.core.refs.dropped:
                 self.buffers.apply_frees()
@@ -313,33 +340,30 @@ class Context(ContextBase):
                 await asyncio.sleep(0)
 
     def dispatch_batch_now(self, submission: BatchSubmission) -> bool:
-        """Dispatch a batch if nothing has to be awaited; else return ``False``.
+        """Dispatch the rest of a batch if nothing has to be awaited; else return ``False``.
 
-        Also where memory is lacking for a later op: :meth:`dispatch` goes on at the op that
-        ``submission.dispatched`` says.
+        Where memory is lacking for an op, the ops before it are dispatched, and this returns
+        ``False``: the next call, or :meth:`dispatch`, goes on at ``submission.dispatched``.
         """
-        count, lanes = len(submission.ops), self.lanes
-        if not count or not lanes.routes.keys() >= set(submission.libraries):
+        if not self.lanes.routes.keys() >= set(submission.libraries):
             return False
-        command_counts = self._count_next_chunk(submission, 0)
-        if len(command_counts) < count or self.commands + sum(command_counts) > self.limit:
+        command_counts = self._count_next_chunk(submission)
+        if submission.dispatched + len(command_counts) < len(submission.ops) or self.commands + sum(command_counts) > self.limit:
             return False
         if self.core.refs.dropped:
             self.buffers.apply_frees()
-        return self._dispatch_chunk(
-            submission, command_counts, lanes.choose_for_batch(submission, self.core.registrations, self.buffers.blocks)
-        )
+        return self._dispatch_chunk(submission, command_counts, self.lanes.choose_for_batch(submission))
 
     def _dispatch_chunk(self, submission: BatchSubmission, command_counts: Sequence[int], lane: Lane) -> bool:
-        """Dispatch the next ops of a batch to one lane; return whether there was memory for all.
+        """Dispatch the next ops of a batch to a lane; return whether there was memory for all.
 
-        One lane, so that the ops of a chain need no waits between streams. ``command_counts`` has
-        the commands of each of these ops; ``submission.dispatched`` says how far it came.
+        ``command_counts`` has the commands of each of these ops; ``submission.dispatched`` says how
+        far it came. All ops of a batch go to one lane: a chain needs no waits between streams then.
         """
         start, count = submission.dispatched, len(submission.ops)
         launches: list[BatchedOp] = []
         try:
-            are_all_bound = self._bind_chunk(submission, start, command_counts, lane, launches)
+            are_all_bound = self._bind_chunk(submission, len(command_counts), lane, launches)
         except Exception as raised:
             self.scratch.cancel()
             index = start + len(launches)
@@ -356,34 +380,24 @@ class Context(ContextBase):
                 lane.send(group)
         return are_all_bound
 
-    def _count_next_chunk(self, submission: BatchSubmission, start: int) -> list[int]:
+    def _count_next_chunk(self, submission: BatchSubmission) -> list[int]:
         """Return how many commands each op of a batch's next chunk has.
 
-        It begins at op ``start``, and has ops of ``_chunk`` commands at most, but at least one op.
+        The chunk begins at the first op that was not dispatched. Its ops have ``_chunk`` commands
+        together at most; one op that has more is a chunk by itself.
         """
-        ops, plans = submission.ops, submission.plans
-        if self._command_counts is None:
+        ops, plans, start, count_commands = submission.ops, submission.plans, submission.dispatched, self.kernels.count_commands
+        if self.kernels.command_counts is None:
             return [1] * min(self._chunk, len(ops) - start)
-        commands = self._count_commands(ops[start], plans[start])
+        commands = count_commands(ops[start], plans[start])
         command_counts = [commands]
         for index in range(start + 1, len(ops)):
-            count = self._count_commands(ops[index], plans[index])
+            count = count_commands(ops[index], plans[index])
             commands += count
             if commands > self._chunk:
                 break
             command_counts.append(count)
         return command_counts
-
-    def _count_commands(self, op: KernelOp, plan: Plan) -> int:
-        """Return how many commands an op puts into the device's queues at most.
-
-        No op is sent while ``limit`` of them are in flight: enqueuing into a full queue would block.
-        """
-        assert self._command_counts is not None, "the device counts"
-        part = self.kernels.parts.get(op.library)  # of a registered library, or a family from outside accel: it says its own number
-        count = part.launches if part is not None else self._command_counts.get((op.library, op.kind), 1)  # by the backend, op by op
-        commands = count if isinstance(count, int) else count(op)
-        return commands if plan.status is None else commands + STATUS_COMMANDS
 
     async def _provide_memory(self, submission: Submission, index: int, op: KernelOp, lane: Lane) -> None:
         """Make a slab with room for what op ``index`` of a submission needs, off the loop.
@@ -393,7 +407,9 @@ class Context(ContextBase):
         with self.opening:
             if op.library not in lane.ready_libraries:
                 await self.provide_workspaces(lane, op.library)
-            for plan in submission.plans[index : index + 1]:  # none, if it has ended meanwhile
+            plans = submission.plans
+            if plans:  # else the submission has ended meanwhile
+                plan = plans[index]
                 await self.buffers.ensure_room((*await self.scratch.specs((op,), plan), *plan.creates), lane)
 
     async def provide_workspaces(self, lane: Lane, library: str) -> None:
@@ -427,27 +443,15 @@ class Context(ContextBase):
             lanes.stop_equipping()  # for good: the lanes would ask for them again
         return bool(released)
 
-    def _bind_chunk(
-        self, submission: BatchSubmission, start: int, command_counts: Sequence[int], lane: Lane, launches: list[BatchedOp]
-    ) -> bool:
-        """Find the kernel and the memory of each op of a chunk, and schedule it.
+    def _bind_chunk(self, submission: BatchSubmission, count: int, lane: Lane, launches: list[BatchedOp]) -> bool:
+        """Find the kernel and the memory of the next ``count`` ops of a batch, and schedule them.
 
-        Stops at the first op without memory, and returns whether there was memory for all.
-
-        Parameters
-        ----------
-        submission, start
-            The batch, and its first op that is not bound.
-        command_counts
-            The commands of each op to bind.
-        lane
-            The lane of them all.
-        launches
-            The bound ops are appended here, also before an error.
+        Each op that is bound is appended to ``launches``, also if a later one raises. Stops at the
+        first op without memory, and returns whether there was memory for all.
         """
         ops, plans, outputs = submission.ops, submission.plans, submission.outputs
         buffers, kernels, scratch, faults = self.buffers, self._kernel_cache, self.scratch, self.core.options.faults
-        for index in range(start, start + len(command_counts)):
+        for index in range(submission.dispatched, submission.dispatched + count):
             op, plan = ops[index], plans[index]
             kernel = kernels.get(type(op)) or self.kernels.find(op)
             refs = plan.writes
@@ -472,27 +476,6 @@ class Context(ContextBase):
     async def open(self, library: str) -> None:
         """See :meth:`Libraries.open`."""
         await self.libraries.open(library)
-
-    def is_capturable(self, op: KernelOp) -> bool:
-        """Return whether what the op enqueues may be repeated by a graph."""
-        return self.kernels.is_capturable(op)
-
-    def kernel_of(self, op: KernelOp) -> Kernel:
-        """Return the function that enqueues the op."""
-        return self._kernel_cache.get(type(op)) or self.kernels.find(op)
-
-    async def wait_completed(self, targets: Iterable[tuple[Lane, int]]) -> None:
-        """Wait until each lane has completed its number, by marks; raises as :meth:`wait_until`."""
-        for lane, seq in targets:
-            if lane.completed >= seq:
-                continue
-            await lane.wait_enqueued(seq)
-            mark = LaneMark(self, lane, seq, lane.events.acquire(), "passed")
-            if lane.stream.record(mark.event):
-                mark.complete()
-            else:
-                self.watcher.watch(mark)
-            await self.wait_until(lambda lane=lane, seq=seq: lane.completed >= seq)  # type: ignore[misc]
 
     def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Hold a resource under a buffer's number; see :meth:`~accel.storage.buffers.Buffers.hold`.
@@ -538,7 +521,7 @@ class Context(ContextBase):
 
     def busy_seconds(self) -> float:
         """See :meth:`ContextBase.busy_seconds`."""
-        return self.offloaded.busy_seconds() + self.core.loans.seconds()
+        return self.offloaded.loading.seconds() + self.core.loans.seconds()
 
     @property
     def peak(self) -> int:
@@ -586,11 +569,13 @@ class Context(ContextBase):
         """Release everything, once; on a worker thread, or to abandon on the loop's thread."""
         if not self._close_lock.acquire(blocking=False):
             return  # another thread closes the context, or has closed it
-        self.members.close(partial(self.offloaded.close, lambda: self._release_all(abandon), wait=not abandon), wait=not abandon)
+        # The epochs of worlds end first, and then the calls on worker threads.
+        close_offloaded = partial(self.offloaded.close, partial(self._release_all, abandon), wait=not abandon)
+        self.members.close(close_offloaded, wait=not abandon)
 
     def _release_all(self, abandon: bool) -> None:
         """Close streams, memory, events and the backend's context; no worker uses them any more."""
-        with ExitStack() as stack:  # it calls all, the last one first, whatever one raises
+        with ExitStack() as stack:  # calls all, in reverse order, whatever one raises
             stack.callback(self.device.close, abandon=abandon)
             stack.callback(self.core.pinned.arena.detach, self.device)
             stack.callback(lambda: close_all(self.sharing.take_all()))  # all slabs, and memory of other libraries

@@ -62,7 +62,8 @@ def plan_for_strided(op: KernelOp, plan: Plan) -> Plan:
 class OpList:
     """Ops in the order in which they are sent, with the refs of their results.
 
-    An op may be sent as several: with copies of its operands, or as the ops that compute it.
+    A *given* op, one that the caller adds, may be sent as several: with copies of its operands, or
+    as the ops that compute it.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accel._log import get_logger
 from accel.actors.home import Home
 from accel.engine.lifecycle import DeviceState, Lifecycle
-from accel.engine.loans import Loans
+from accel.engine.stall import BusyTime
 from accel.errors import AccelError, ClosedError, FaultScope
 from accel.storage.disposal import Disposal
 from accel.storage.oom_retry import OomRetry
@@ -49,7 +49,7 @@ class Workload:
     device_seconds : float
         Device time that was measured.
     changed : Future or None
-        What :meth:`wait_changed` waits for; ``None`` while nothing waits.
+        The future that :meth:`wait_changed` awaits; ``None`` while no task waits.
     """
 
     __slots__ = ("changed", "device_seconds", "in_hand", "pending")
@@ -60,7 +60,7 @@ class Workload:
         self.changed: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Wake :meth:`wait_changed`, because something has ended."""
+        """Wake the tasks in :meth:`wait_changed`."""
         changed, self.changed = self.changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
@@ -117,8 +117,9 @@ class DeviceCore:
         Closes descriptors.
     workload : Workload
         Counts callers that wait, and submissions in hand.
-    loans : Loans
-        Counts the buffers that it lends to other devices.
+    loans : BusyTime
+        Counts the buffers that it lends to other devices: ops that write them wait for the ends of
+        the loans.
     worlds : set of int
         Numbers of the open worlds that it is a rank of.
     registrations : dict
@@ -170,7 +171,7 @@ class DeviceCore:
         self.pinned = PinnedMemory(self.name, self.loop, system, options.pinned_limit)
         self.oom_retry = OomRetry()
         self.workload = Workload()
-        self.loans = Loans()
+        self.loans = BusyTime()
         self.worlds: set[int] = set()
         self.lifecycle.listeners.append(self.workload.wake)
         self.registrations: dict[str, Registration] = {}

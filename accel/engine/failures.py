@@ -17,12 +17,11 @@ from accel.engine.launches import OpSubmission
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError
-from accel.memory import Block
 from accel.ref import RefView
 from accel.storage.buffers import HeldResource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from accel.engine.in_flight import ContextBase
     from accel.engine.launches import BoundGroup
@@ -155,15 +154,16 @@ class Failures:
     def _inputs_of(self, plan: Plan) -> set[int]:
         """Return the buffers whose contents an op reads, or keeps in part.
 
-        Of a replay also the graph's own; of a call but for those that it writes, of which it names
-        the ones that are kept among its reads.
+        A replay also reads the inputs of its :class:`HeldResource`: buffers of the graph's own. A
+        call of the graph as a function overwrites some of these before its ops run; so those that
+        it writes are left out. It lists the ones whose contents it does read among its reads.
         """
         inputs = {ref.buffer for ref in plan.reads if ref.nbytes}
         for ref in plan.writes:
             block = self._buffers.blocks[ref.buffer]
             if isinstance(block, HeldResource):
                 inputs |= block.inputs.difference([written.buffer for written in plan.writes])
-            elif ref.nbytes and (plan.updates or _is_partial(ref, block)):
+            elif ref.nbytes and (plan.updates or (isinstance(ref, RefView) and ref.nbytes < block.nbytes)):
                 inputs.add(ref.buffer)
         return inputs
 
@@ -279,12 +279,14 @@ class Failures:
         Their keys are added to the set ``failed``, and the buffers that they were to write to
         ``invalid``. These become invalid, unless a later op that did not fail writes them anew.
         """
-        # And the ops that write behind them: of a graph's buffers, each may write another one.
+        # The failed ops, and all ops whose writes follow theirs. A pending write of a buffer may be
+        # one of these others: the buffers of a graph share one usage, so that it is the last write
+        # of any of them.
         later = set(failed)
         # One pass is enough: an op is dispatched after those whose results it reads.
         for key, tracked_op in self.tracked.items():
-            is_later = not (later.isdisjoint(tracked_op.reads) and later.isdisjoint(tracked_op.overwrites))
-            if is_later and tracked_op.error is None and not invalid.isdisjoint(tracked_op.inputs):
+            follows = not (later.isdisjoint(tracked_op.reads) and later.isdisjoint(tracked_op.overwrites))
+            if follows and tracked_op.error is None and not invalid.isdisjoint(tracked_op.inputs):
                 tracked_op.error = error
                 if key not in failed:
                     also_failed = self._with_rest_of_batch(key)
@@ -314,40 +316,37 @@ class Failures:
         A batch ends at its first error: the later ops count as failed, whatever they read.
         """
         submission, index = self.submission_of(*key)
-        chunks = submission.chunks if isinstance(submission, BatchSubmission) else []
-        launched = 0 if submission is None else submission.launched
-        later_ops = [
-            (lane, first + at - start)
-            for lane, first, start, count in chunks
-            for at in range(max(start, index), min(start + count, launched))
-        ]
-        return {key, *later_ops}
+        keys = {key}
+        if submission is not None:
+            for lane, first_seq, start, count in submission.chunks:
+                later = range(max(start, index), min(start + count, submission.launched))
+                keys.update([(lane, first_seq + at - start) for at in later])
+        return keys
 
     def _written_by(self, ops: set[Dependency]) -> set[int]:
         """Return the buffers that ops in flight write or make, with those that a replay writes."""
         written: set[int] = set()
         for submission in self._context.submissions:
-            if isinstance(submission, BatchSubmission):
-                indices = {
-                    start + seq - first
-                    for lane, first, start, count in submission.chunks
-                    for seq in range(first, first + count)
-                    if (lane, seq) in ops
-                }
-                made: Sequence[AccelRef] = [ref for index in indices for ref in submission.outputs[index]]
-            elif isinstance(submission, OpSubmission) and (submission.lane, submission.seq) in ops:
-                indices, made = {0}, submission.result_refs or ()
-            else:
-                continue
-            written.update(ref.buffer for ref in made)
-            written.update(buffer for index, buffer, _ in submission.writes if index in indices)
+            indices = {
+                start + seq - first_seq
+                for lane, first_seq, start, count in submission.chunks
+                for seq in range(first_seq, first_seq + count)
+                if (lane, seq) in ops
+            }
+            for index in indices:
+                made: Iterable[AccelRef] = ()
+                if isinstance(submission, BatchSubmission):
+                    made = submission.outputs[index]
+                elif isinstance(submission, OpSubmission):
+                    made = submission.result_refs or ()
+                written.update([ref.buffer for ref in made])
+            written.update([buffer for index, buffer, _ in submission.writes if index in indices])
         return self._with_graph_buffers(written)
 
     def _with_graph_buffers(self, written: Iterable[int]) -> set[int]:
-        """Return the buffers that were written, and what replays write whose handles are among them.
+        """Return the buffers that were written; for a graph's handle also what its replays write.
 
-        All buffers of a graph share one usage, which orders ops on them, and does not tell what one
-        of them was last written by.
+        A replay writes the handle in place of the graph's own buffers.
         """
         buffers, blocks = set(written), self._buffers.blocks
         for handle in [block for buffer in buffers if isinstance(block := blocks.get(buffer), HeldResource)]:
@@ -364,8 +363,7 @@ class Failures:
         """Return the error of an op whose work raised in its stream, or whose status failed."""
         core = self._context.core
         submission, index = self.submission_of(*key)
-        kind = None if submission is None else submission.kinds[index]
-        library = submission.libraries[index] if isinstance(submission, BatchSubmission) else getattr(submission, "library", None)
+        kind, library = (None, None) if submission is None else (submission.kinds[index], submission.libraries[index])
         error = op_error(raised, f"the work of {kind} of library {library!r}", core.loop, library=library)
         return error.clone(op=error.op or kind, library=error.library or library, device=core.name, generation=self._context.generation)
 
@@ -375,15 +373,7 @@ class Failures:
         ``(None, 0)`` if it has retired. An op whose failure was just reported has not.
         """
         for submission in self._context.submissions:
-            if isinstance(submission, BatchSubmission):
-                for other, first, start, count in submission.chunks:
-                    if other is lane and first <= seq < first + count:
-                        return submission, start + seq - first
-            elif isinstance(submission, OpSubmission) and submission.lane is lane and submission.seq == seq:
-                return submission, 0
+            for other, first_seq, start, count in submission.chunks:
+                if other is lane and first_seq <= seq < first_seq + count:
+                    return submission, start + seq - first_seq
         return None, 0
-
-
-def _is_partial(ref: AccelRef, block: Block | HeldResource) -> bool:
-    """Return whether a ref is a view of less than the whole of its buffer."""
-    return isinstance(ref, RefView) and ref.nbytes < (block.nbytes if isinstance(block, Block) else ref.base.nbytes)

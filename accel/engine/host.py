@@ -196,7 +196,7 @@ class Host:
     def _decide(self, error: BaseException) -> Directive:
         """Return the directive for a fault of a context, or for an error in its start.
 
-        The restart strategy's ``decide`` of the user's is asked, if there is one; else the scope
+        Asks the user's ``decide`` of the restart strategy, if there is one; else the error's scope
         decides. Moves the device to a child where no other context can be made in this process.
         """
         if self._core.lifecycle.is_final:
@@ -280,7 +280,7 @@ class Host:
                     f"device {core.name} is lost, and its queue has ended", device=core.name, remedy="Close it, and open another one."
                 )
             self._move_if_poisoned()
-            self._monitor.tell(_Reopen())
+            self._monitor.tell(_Reopen())  # before the state changes: this may raise
             self._reopening = core.loop.create_future()
             logger.warning("device_reopening", device=core.name, generation=lifecycle.generation)
             lifecycle.enter_rebuilding(lifecycle.cause)

@@ -59,8 +59,8 @@ class ContextBase(ABC):
     in_flight : int
         Ops that are dispatched and have not retired.
     commands : int
-        Their commands in the device's queues, as the backend counts them: at most :attr:`limit`,
-        and those of one op more.
+        Their commands in the device's queues, as the backend counts them. An op is sent while they
+        are fewer than :attr:`limit`, however many it adds.
     limit : int
         ``max_in_flight``, or less where the device's queues take less.
     fault : AccelError or None
@@ -85,7 +85,7 @@ class ContextBase(ABC):
         self.stall_watch = (
             None
             if after is None
-            else StallWatch(core.loop, after, lambda: next(iter(self.submissions.items()), None), lambda: self.busy_seconds(), allowance)
+            else StallWatch(core.loop, after, lambda: next(iter(self.submissions.items()), None), self.busy_seconds, allowance)
         )
 
     def on_dispatched(self, submission: Submission, count: int, commands: int) -> None:
@@ -135,13 +135,6 @@ class ContextBase(ABC):
         if submission.observed is not None:
             submission.observed.charge(seconds)
 
-    def unfinished_writes(self) -> list[int]:
-        """Return the buffers with a launched write that has not retired.
-
-        After a fault the durable ones among them are torn.
-        """
-        return [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
-
     def retire(self, submission: Submission, count: int, commands: int, *, is_last: bool) -> None:
         """Retire ``count`` ops of a submission; with ``is_last`` end it with its result.
 
@@ -155,8 +148,8 @@ class ContextBase(ABC):
         if is_last or not submission.outstanding:
             self.submissions.pop(submission, None)
         if is_last:
-            # For an op the key is its name. One that is sent as several is a batch with the name of
-            # the op, and has another key.
+            # The key of an op is its name: a known name needs no look at the key. That of a batch
+            # is made each time: an op that is sent as several is a batch with the name of the op.
             if self.stall_watch is not None and (submission.name not in self.stall_watch.known_keys or type(submission) is BatchSubmission):
                 self.stall_watch.known_keys.add(submission.duration_key)
             if submission.tears and not submission.future.done():
@@ -278,7 +271,8 @@ class ContextBase(ABC):
         error.device = self.core.name  # a backend does not know which of several on its hardware it is
         if self.core.probes.fault:
             self.core.probes.tell(self.core.probes.fault, self.core.name, self.generation, error)
-        self.core.durable.on_fault(self.unfinished_writes())
+        unfinished_writes = [buffer for submission in self.submissions for at, buffer, _ in submission.writes if at < submission.launched]
+        self.core.durable.on_fault(unfinished_writes)
         self.core.on_context_lost(error, decide_rebuild=self._owner.on_fault)
         self.fail_all(error)
 

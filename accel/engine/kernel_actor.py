@@ -15,6 +15,7 @@ from accel.actors import Actor, ActorContext, Directive, RestartStrategy
 from accel.backend import PreparesLibraries
 from accel.engine.captures import captures_of
 from accel.engine.lane import Lane
+from accel.engine.launches import complete_at_mark
 from accel.engine.op_error import op_error
 from accel.engine.registration import RegisteredLibrary
 from accel.errors import AccelError, ClosedError, OutOfMemoryError, StaleRefError
@@ -80,7 +81,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
             lane = await lanes.dedicated_lane(library, captures=library == "capture")
         await context.provide_workspaces(lane, library)
         if library in lanes.pooled_libraries:
-            # What `libraries=` names is ready in all lanes; others get workspaces when needed.
+            # Libraries of the option `libraries=` are ready in all lanes; others get workspaces
+            # there when they need them.
             while lanes.unused and library in context.core.options.libraries:
                 lanes.grow()
             for other in lanes.pool:
@@ -94,19 +96,34 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     async def receive(self, message: Lane | Unregistration, context: ActorContext) -> None:
         """Prepare one more lane for the library, or close the instance of a user's library.
 
-        The instance is closed once its ops have ended.
+        The instance is closed once its ops have ended. If that cannot be waited for, as where the
+        context has faulted or is closed, the instance is abandoned.
         """
         if isinstance(message, Lane):
             await self._prepare_lane(message)
             return
         device_context = self._context
         try:
-            # Batches and replays of graphs may have ops of the library in any lane.
-            await device_context.wait_completed([(lane, lane.issued) for lane in device_context.lanes.all])
+            await self._wait_lanes_completed()
             with device_context.opening:
                 await self._close()
-        except AccelError as error:  # the context has faulted, or was closed
-            logger.debug("library_not_closed", device=device_context.core.name, library=self._library, error=error)
+        except Exception as error:
+            log = logger.warning if device_context.fault is None else logger.debug
+            log("library_not_closed", device=device_context.core.name, library=self._library, error=error)
+
+    async def _wait_lanes_completed(self) -> None:
+        """Wait until all ops that were dispatched so far have ended, in all lanes of the context.
+
+        Batches and replays of graphs may have ops of the library in any lane. Raises the context's
+        fault.
+        """
+        context = self._context
+        last_ops = [(lane, lane.issued) for lane in context.lanes.all]
+        for lane, seq in last_ops:
+            if lane.completed < seq:
+                await lane.wait_enqueued(seq)
+                complete_at_mark(context, lane, seq, "passed")
+        await context.wait_until(lambda: all(lane.completed >= seq for lane, seq in last_ops))
 
     async def stopped(self, context: ActorContext) -> None:
         """Close the instance of a user's library.
@@ -125,7 +142,8 @@ class KernelActor(Actor["Lane | Unregistration", None]):
         """
         user_library, self._user_library = self._user_library, None
         if user_library is not None:
-            await self._context.core.system.run_blocking(self._context.offloaded.call, user_library.close)
+            core = self._context.core
+            await core.system.run_blocking(self._context.offloaded.call, user_library.close, core.loop)
 
     async def _prepare_lane(self, lane: Lane) -> None:
         """Give one more lane the library's workspaces; no op waits for it.
@@ -161,36 +179,38 @@ class KernelActor(Actor["Lane | Unregistration", None]):
     # -- libraries of the user's
 
     async def _open_registered(self, registration: Registration) -> Lane:
-        """Make the instance of a registered library, open it in its stream, and return its lane.
+        """Make the instance of a registered library, open it, and return the lane of its ops.
 
-        Its methods are the kernels of its ops from then on. If that fails, the instance is closed,
-        and the lane kept for another library.
+        The instance's methods are the kernels of its ops from then on. If that fails, the instance
+        is closed, and its lane kept for another library. An instance whose ``open`` may still run
+        on a worker thread, because this was cancelled, is abandoned instead.
         """
-        context, library = self._context, self._library
-        user_library: RegisteredLibrary | None = None
+        context, library, lanes = self._context, self._library, self._context.lanes
         try:
-            user_library = await self._call_library(
+            self._user_library = user_library = await self._call_library(
                 lambda: RegisteredLibrary(library, registration.create_instance(self._operand), context.core.description, context.members)
             )
-            is_pooled, captures = user_library.instance.several_streams, user_library.instance.captures
-            lane = (
-                context.lanes.pool[0] if is_pooled else await context.lanes.dedicated_lane(library, is_registered=True, captures=captures)
-            )
-            with captures_of(context.core).capturing() if captures else contextlib.nullcontext():
-                await self._call_library(lambda: user_library.instance.open(lane.stream))
+            instance = user_library.instance
+            if instance.several_streams:
+                lane = lanes.pool[0]
+            else:
+                lane = await lanes.dedicated_lane(library, is_registered=True, captures=instance.captures)
+            with captures_of(context.core).capturing() if instance.captures else contextlib.nullcontext():
+                await self._call_library(lambda: instance.open(lane.stream))
+            # The instance is opened in a stream of its own; its ops run in that of all collectives.
+            op_lane = await lanes.dedicated_lane("collective") if instance.collective else lane
             # It may have been unregistered, or the call that registered it cancelled.
             if context.core.registrations.get(library) is not registration:
                 raise ClosedError(f"library {library!r} is not registered any more", library=library, device=context.core.name)  # noqa: TRY301
         except BaseException:
-            if user_library is not None and context.fault is None:
-                await context.core.system.run_blocking(user_library.close)
-            context.lanes.remove_library(library)
+            if context.fault is None and library not in context.libraries.opening_calls:
+                await self._close()
+            lanes.remove_library(library)
             raise
-        if is_pooled:
-            context.lanes.pooled_libraries.add(library)
+        if instance.several_streams:
+            lanes.pooled_libraries.add(library)
         context.kernels.add_registered(user_library)
-        self._user_library = user_library
-        return await context.lanes.dedicated_lane("collective") if user_library.instance.collective else lane
+        return op_lane
 
     def _operand(self, argument: DurableArgument) -> Operand:
         """Return the memory of a durable argument of the registration.

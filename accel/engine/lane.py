@@ -420,11 +420,8 @@ class Lane(StreamClock):
         The op counts as launched already. Without ``is_kernel_called`` the exception is from before
         the kernel's call: the op has enqueued nothing. Frees idle memory if there was too little.
         """
-        library = None if launch.op is None else launch.op.library
-        what = (
-            f"the {_op_name(launch, group)} kernel" if library is None else f"the {_op_name(launch, group)} kernel of library {library!r}"
-        )
-        context = self._context
+        context, library = self._context, group.submission.libraries[launch.index]
+        what = f"the {_op_name(launch, group)} kernel of library {library!r}"
         error = op_error(raised, what, context.core.loop, is_out_of_memory=context.is_out_of_memory(raised), library=library)
         if isinstance(error, OutOfMemoryError):
             context.buffers.close_idle_slabs()
@@ -465,5 +462,5 @@ def _call_and_catch(call: Callable[..., None], *arguments: Any) -> BaseException
 
 
 def _op_name(launch: BoundOp, group: BoundGroup) -> str:
-    """Return an op's name for errors: the submission keeps it after it has released the op."""
+    """Return an op's name for errors; ``launch.op`` may be released by now."""
     return group.submission.kinds[launch.index]

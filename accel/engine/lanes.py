@@ -36,14 +36,13 @@ from accel.engine.lane import Lane
 from accel.errors import AccelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from accel.backend import AccelDevice, AccelStream
     from accel.engine.lane import LaneContext
     from accel.engine.submission import BatchSubmission
-    from accel.memory import Block, Timeline
+    from accel.memory import Timeline
     from accel.ops import Plan
-    from accel.storage.buffers import HeldResource
 
     Streams: TypeAlias = list[tuple[str, AccelStream]]
     """Name of a lane, and its stream."""
@@ -114,8 +113,8 @@ class Lanes:
         self._dedicated: dict[str, Lane] = {}  # library -> a lane that no other library uses
         # Lanes of libraries that were unregistered: a stream is not closed before its context.
         self._reusable: list[Lane] = []
-        self._is_request_blocked = False  # by a request that is going on, or for good
-        self._is_memory_short = False
+        self._is_requested = False  # whether workspaces were requested, until on_equipped()
+        self._is_memory_short = False  # whether memory was short once: none are requested any more
 
     # -- making lanes
 
@@ -191,20 +190,21 @@ class Lanes:
 
     # -- choosing one
 
-    def choose(self, libraries: Collection[str], plan: Plan, blocks: Mapping[int, Block | HeldResource]) -> Lane:
+    def choose(self, libraries: Collection[str], plan: Plan) -> Lane:
         """Return the lane of an op, or of a batch, whose libraries are pooled; see the module.
 
         If no lane has the workspaces of all libraries, it is the first. When no lane is idle, this
         may add one to the pool, or request workspaces for one; later ops use these.
         """
+        context = self._context
         # Where nothing is in flight the first lane is idle, and it has all workspaces.
-        if not self._context.in_flight:
+        if not context.in_flight:
             return self.pool[0]
         # 1. The lane of the newest unfinished write of an operand.
         newest: Lane | None = None
         most_unfinished = 0
         for ref in plan.reads + plan.writes:
-            block = blocks.get(ref.buffer)
+            block = context.buffers.blocks.get(ref.buffer)
             pending = None if block is None else block.usage.pending_write()
             if pending is not None:
                 writer, seq = pending
@@ -230,12 +230,12 @@ class Lanes:
             unready = self.grow()
             if unready.ready_libraries.issuperset(libraries):
                 return unready
-        if unready is not None and not self._is_request_blocked:
-            self._is_request_blocked = True
+        if unready is not None and not self._is_requested and not self._is_memory_short:
+            self._is_requested = True
             self._request_workspaces(unready, next(library for library in libraries if library not in unready.ready_libraries))
         return least_busy
 
-    def choose_for_batch(self, batch: BatchSubmission, registered: Collection[str], blocks: Mapping[int, Block | HeldResource]) -> Lane:
+    def choose_for_batch(self, batch: BatchSubmission) -> Lane:
         """Return the lane of a batch, which is one for all of its ops.
 
         Ops of one registered library, and copies for them, go where its other ops do; and so do
@@ -245,9 +245,11 @@ class Lanes:
         if batch.chunks and (lane := self._as_pool_lane(batch.chunks[0][0])) is not None:
             return lane  # that of the ops that were dispatched already
         libraries = set(batch.libraries) - {_MEMORY}
-        if not libraries.issubset(self.pooled_libraries):
-            return self.routes[libraries.pop()] if len(libraries) == 1 and libraries.issubset((*registered, _COLLECTIVE)) else self.pool[0]
-        return self.choose(libraries & self.workspace_libraries, batch.plans[0], blocks) if batch.plans else self.pool[0]
+        if libraries.issubset(self.pooled_libraries):
+            return self.choose(libraries & self.workspace_libraries, batch.plans[0]) if batch.plans else self.pool[0]
+        if len(libraries) == 1 and libraries.issubset((*self._context.core.registrations, _COLLECTIVE)):
+            return self.routes[libraries.pop()]
+        return self.pool[0]
 
     def _as_pool_lane(self, writer: Timeline) -> Lane | None:
         """Return a timeline if it is that of a lane in the pool, else ``None``."""
@@ -262,13 +264,13 @@ class Lanes:
         return [lane for lane in self.pool if library in lane.ready_libraries]
 
     def on_equipped(self) -> None:
-        """Allow the next request, unless memory is short: the last one was met, or has failed."""
+        """Allow the next request: the requested workspaces are there, or could not be had."""
         self.equipping = None
-        self._is_request_blocked = self._is_memory_short
+        self._is_requested = False
 
     def stop_equipping(self) -> None:
         """Request no more workspaces in this generation: memory was short."""
-        self._is_request_blocked = self._is_memory_short = True
+        self._is_memory_short = True
 
     def reclaimable_lanes(self) -> list[Lane]:
         """Return the lanes whose workspaces can be released now: idle ones, but never the first."""

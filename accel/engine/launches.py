@@ -22,12 +22,22 @@ if TYPE_CHECKING:
     from accel.backend import AccelEvent, Injection, Kernel, WorkSpan
     from accel.completion import Watcher
     from accel.engine.stream_clock import StreamClock
-    from accel.engine.submission import BatchSubmission
+    from accel.engine.submission import BatchSubmission, Chunk
     from accel.memory.usage import Dependency
     from accel.ops import KernelOp, Plan
     from accel.ref import AccelRef
 
-__all__ = ["BatchedOp", "BoundGroup", "BoundOp", "LaneMark", "LaunchContext", "LaunchGroup", "OpSubmission", "complete_dropped_group"]
+__all__ = [
+    "BatchedOp",
+    "BoundGroup",
+    "BoundOp",
+    "LaneMark",
+    "LaunchContext",
+    "LaunchGroup",
+    "OpSubmission",
+    "complete_at_mark",
+    "complete_dropped_group",
+]
 
 
 class _Failures(Protocol):
@@ -156,8 +166,8 @@ class LaunchGroup:
         submission, launches = self.submission, self.launches
         self.event = event
         self.enqueued_at = perf_counter()
-        # As of a single op: the bytes that move, to the nearest power of two. Of this group alone:
-        # a sum over the whole batch for each group would be quadratic.
+        # As for a single op, the key has the bytes that move, to the nearest power of two. Only
+        # this group's are counted: a sum over the whole batch for each group would be quadratic.
         nbytes = 0
         for launch in launches:
             for ref in (*launch.plan.reads, *submission.outputs[launch.index]):
@@ -286,6 +296,11 @@ class OpSubmission(Submission):
         return () if self.plan is None else (self.plan,)
 
     @property
+    def chunks(self) -> Sequence[Chunk]:
+        """Where in its lane the op is, once it is dispatched."""
+        return ((self.lane, self.seq, 0, 1),)
+
+    @property
     def submission(self) -> Submission:
         """The submission of this group: the op is both."""
         return self
@@ -322,7 +337,8 @@ class OpSubmission(Submission):
         self.event = event
         self.enqueued_at = perf_counter()
         # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
-        # power of two, take about as long. An offloaded op may have run in part before its mark.
+        # power of two, take about as long. An offloaded op has a key of its own: part of it may
+        # have run before its mark was recorded.
         plan, nbytes = self.plan, 0
         if plan is not None:
             for ref in plan.reads:
@@ -403,28 +419,36 @@ class LaneMark:
         self._context.report_fault(error)
 
 
-def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
-    """Move the lane's clock past the numbers of a group whose submission launched nothing.
+def complete_at_mark(context: LaunchContext, lane: StreamClock, seq: int, kind: str) -> None:
+    """Mark a lane's stream, and move the lane's clock to ``seq`` once the stream passes the mark.
 
-    Now, or once its dependencies have ended. Called by the lane, which retires the group right after.
-    Without that the clock would stand still until a later op of the lane ends, and memory that the
-    group was to use would stay in use.
+    All work up to ``seq`` must be in the stream. A mark that cannot be recorded is a fault of the
+    context.
     """
-    lane, launches = group.lane, group.launches
-    # At once, if all that comes before the group, and all that it depends on, has ended.
-    if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
-        lane.complete(launches[-1].seq)
-        return
-    # Else when the stream passes a mark. The waits for the dependencies are in the stream:
-    # Lane._prepare_launch enqueues them for a dropped op too.
     event = lane.events.acquire()
     try:
         is_passed = lane.stream.record(event)
     except AccelError as error:
         context.report_fault(error)
         return
-    mark = LaneMark(context, lane, launches[-1].seq, event, "dropped")
+    mark = LaneMark(context, lane, seq, event, kind)
     if is_passed:
         mark.complete()
     else:
         context.watcher.watch(mark)
+
+
+def complete_dropped_group(context: LaunchContext, group: BoundGroup) -> None:
+    """Move the lane's clock past the numbers of a group whose submission launched nothing.
+
+    The clock moves now, or once the group's dependencies have ended. Else it would stand still
+    until a later op of the lane ends, and memory that the group was to use would stay in use. The
+    lane calls this, and retires the group right after.
+    """
+    lane, launches = group.lane, group.launches
+    if lane.completed >= launches[0].seq - 1 and all(other.completed >= seq for op in launches for other, seq in op.dependencies):
+        lane.complete(launches[-1].seq)
+    else:
+        # The mark waits for the dependencies too: Lane._prepare_launch has the stream wait for
+        # them, also for an op that is dropped.
+        complete_at_mark(context, lane, launches[-1].seq, "dropped")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
-from time import monotonic
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from accel.fork import close_after_fork
 from accel.memory.usage import Timeline
@@ -15,7 +13,7 @@ from accel.memory.usage import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LentRead", "Loan", "Loans"]
+__all__ = ["LentRead", "Loan"]
 
 
 class LentRead(Timeline):
@@ -119,37 +117,3 @@ class Loan:
         if self._on_end is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._on_end)
-
-
-class Loans:
-    """Counts the buffers that a device lends: ``with loans:`` is one of them.
-
-    Attributes
-    ----------
-    count : int
-        How many there are now.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lock = threading.Lock()  # any thread asks for the seconds
-        self._since = self._before = 0.0
-
-    def __enter__(self) -> Self:
-        self._add(1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._add(-1)
-
-    def _add(self, change: int) -> None:
-        with self._lock:
-            now = monotonic()
-            self._before += (now - self._since) if self.count else 0.0
-            self._since = now
-            self.count += change
-
-    def seconds(self) -> float:
-        """Return for how many seconds so far there was a loan: its writers may have waited for it."""
-        with self._lock:
-            return self._before + (monotonic() - self._since if self.count else 0.0)

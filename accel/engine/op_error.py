@@ -20,6 +20,8 @@ _ITERATIONS = 8
 
 _WHERE = "In the kernel (most recent call last):\n"
 
+_REMEDY = "Its cause, and the cause's notes, say where it was raised: mend the library. Only this op failed."
+
 
 def op_error(
     raised: BaseException, what: str, loop: asyncio.AbstractEventLoop, *, is_out_of_memory: bool = False, **fields: Any
@@ -113,11 +115,7 @@ def _with_frames_as_notes(error: BaseException) -> BaseException:
     """
     with contextlib.suppress(Exception):  # a class of the user's may have notes of another kind
         lines = traceback.format_tb(error.__traceback__)[1:]  # the first is of this package
-        if lines and not any(
-            note.startswith(_WHERE) for note in getattr(error, "__notes__", ())
-        ):  # some raise one instance again and again
+        has_note = any(note.startswith(_WHERE) for note in getattr(error, "__notes__", ()))
+        if lines and not has_note:  # some raise one instance again and again
             error.add_note(_WHERE + "".join(lines).rstrip())
     return error.with_traceback(None)
-
-
-_REMEDY = "Its cause, and the cause's notes, say where it was raised: mend the library. Only this op failed."

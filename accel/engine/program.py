@@ -16,7 +16,7 @@ from accel.ref import AccelRef, RefView
 from accel.storage.buffers import HeldResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -43,6 +43,18 @@ class JoinsUsages(Protocol):
         """Return the one usage that several buffers have in common from now on."""
 
 
+class _Kernels(Protocol):
+    """The kernels of a context; see :class:`~accel.engine.kernel_table.KernelTable`."""
+
+    registered: dict[str, RegisteredLibrary]
+
+    def find(self, op: KernelOp) -> Kernel:
+        """Return the function that enqueues the op."""
+
+    def is_capturable(self, op: KernelOp) -> bool:
+        """Return whether what the op enqueues may be repeated by a graph."""
+
+
 class _GraphContext(LaunchContext, Protocol):
     """The members of a context used here: see :class:`~accel.engine.context.Context`."""
 
@@ -52,16 +64,10 @@ class _GraphContext(LaunchContext, Protocol):
     scratch: Scratch
 
     @property
-    def registered(self) -> Mapping[str, RegisteredLibrary]: ...
+    def kernels(self) -> _Kernels: ...
 
     @property
     def sharing(self) -> JoinsUsages: ...
-
-    def kernel_of(self, op: KernelOp) -> Kernel:
-        """Return the function that enqueues the op."""
-
-    def is_capturable(self, op: KernelOp) -> bool:
-        """Return whether what the op enqueues may be repeated by a graph."""
 
     def hold(self, ref: AccelRef, resource: HeldResource) -> None:
         """Track a resource that is no memory of the allocator's."""
@@ -76,6 +82,8 @@ class Program:
         As they were recorded.
     owned_refs : sequence of AccelRef
         All refs of ``outputs``, the scratch memory, and the memory of the statuses.
+    plan : Plan
+        The uses of memory by a replay; the program's own buffers count as the handle.
     native : object
         The backend's one command for it, with a ``close`` method; ``None`` where the ops are
         enqueued one by one.
@@ -130,17 +138,15 @@ class Program:
         self.registered_libraries: Sequence[RegisteredLibrary] = ()
         self.external_reads: frozenset[int] = frozenset()
         self.writes_only_owned = True
-        # Own buffers whose contents the ops read before they write them, and those that they write.
         self.own_inputs: frozenset[int] = frozenset()
-        self._own_outputs: frozenset[int] = frozenset()
-        self._scratch: AccelRef | None = None
-        self._status: AccelRef | None = None
+        self._own_outputs: frozenset[int] = frozenset()  # buffers of its own that the ops write
+        self._scratch: tuple[AccelRef, ...] = ()  # one buffer at most
+        self._status: tuple[AccelRef, ...] = ()  # one buffer at most
         self._status_address = 0
         self._statuses = _place_statuses(self.ops, self.plans)
         self.handle = core.refs.make((Spec((0,), DType.UINT8),), generation)[0]
         self._launches: list[tuple[Kernel, KernelOp, Plan, list[int], list[int]]] = []
         self.plan = _NOTHING
-        """The uses of memory by a replay: the program's own buffers count as the handle."""
 
     @classmethod
     async def of(
@@ -200,26 +206,33 @@ class Program:
         StaleRefError
             If a buffer is gone.
         """
-        turn, scratch = Turn(), context.scratch.sizes
+        turn, scratch, kernels = Turn(), context.scratch.sizes, context.kernels
         makes_native_graph = bool(context.device.kernels(Capture.library))
         self.registered_libraries = [
-            context.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in context.registered
+            kernels.registered[name] for name in dict.fromkeys(op.library for op in self.ops) if name in kernels.registered
         ]
         address = context.buffers.address
-        scratch_address = [] if self._scratch is None else [address(self._scratch)]
-        if self._status is not None:
-            self._status_address = address(self._status)
+        scratch_address = [address(ref) for ref in self._scratch]
+        for ref in self._status:
+            self._status_address = address(ref)
         statuses = {status.op_index: [self._status_address + status.start] for status in self._statuses}
         for index, (op, plan, results) in enumerate(zip(self.ops, self.plans, self.outputs, strict=True)):
             if not index % CHECK_EVERY and turn.is_over:
                 await turn.next()
-            if makes_native_graph:
-                self._check_capturable(context, op)
+            if makes_native_graph and not kernels.is_capturable(op):
+                # Its kernels may use memory that has another owner by the next replay: the results
+                # would be wrong without an error.
+                raise UnsupportedError(
+                    f"library {op.library!r} does not say that its kernels can be captured into a graph",
+                    library=op.library,
+                    op=op.kind,
+                    remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
+                )
             inputs = [address(ref) for ref in plan.reads]
             outputs = [*map(address, (*plan.writes, *results)), *statuses.get(index, ())]
             if (op.library, op.kind) in scratch:
                 outputs += scratch_address
-            self._launches.append((context.kernel_of(op), op, plan, inputs, outputs))
+            self._launches.append((kernels.find(op), op, plan, inputs, outputs))
 
     def release_operands(self) -> None:
         """Forget the recorded ops, so that their operands can be freed.
@@ -233,29 +246,13 @@ class Program:
             self._launches = []
         self.plan = Plan((), self.plan.writes, ())
 
-    def use_scratch(self, ref: AccelRef) -> None:
-        """Use ``ref`` as the scratch memory that all kernels take in turn; the program keeps it."""
-        self._scratch = ref
-        self.owned_refs = (*self.owned_refs, ref)
+    def use_shared(self, scratch: tuple[AccelRef, ...], status: tuple[AccelRef, ...]) -> None:
+        """Use a buffer as scratch memory that all kernels take in turn, and one for all statuses.
 
-    def use_status(self, ref: AccelRef) -> None:
-        """Use ``ref`` as the one buffer for the statuses of all kernels; the program keeps it."""
-        self._status = ref
-        self.owned_refs = (*self.owned_refs, ref)
-
-    @staticmethod
-    def _check_capturable(context: _GraphContext, op: KernelOp) -> None:
-        """Refuse a library whose kernels may use memory that has another owner by the next replay.
-
-        The results would be wrong without an error.
+        Either is an empty tuple where no op needs it. The program keeps them.
         """
-        if not context.is_capturable(op):
-            raise UnsupportedError(
-                f"library {op.library!r} does not say that its kernels can be captured into a graph",
-                library=op.library,
-                op=op.kind,
-                remedy="Set `capturable = True` in the class if they use no memory of an allocator; or run the op outside the graph.",
-            )
+        self._scratch, self._status = scratch, status
+        self.owned_refs = (*self.owned_refs, *scratch, *status)
 
     def enqueue(self, lane: StreamClock) -> None:
         """Enqueue all ops, with their statuses cleared before; stops at the first that raises."""
@@ -393,10 +390,6 @@ class Replay(KernelOp[Any]):
         """See :meth:`KernelOp.takes_strided`: its ops take them, or have recorded copies."""
         return True
 
-    def calls(self, library: str) -> bool:
-        """See :meth:`Program.calls`."""
-        return self.program.calls(library)
-
     def result(self, refs: tuple[AccelRef, ...]) -> None:
         """Return nothing: the caller has the refs since the recording."""
 
@@ -525,15 +518,13 @@ class GraphSubmission(OpSubmission):
         buffers, program, turn = context.buffers, self.program, Turn()
         # 1. The kernels: finding those of a family also tells the sizes of their scratch memory.
         for number, op in enumerate(program.ops, 1):
-            context.kernel_of(op)
+            context.kernels.find(op)
             if not number % CHECK_EVERY and turn.is_over:
                 await turn.next()
         # 2. Refs for one scratch buffer and one buffer of statuses, which all ops share.
-        for ref in context.core.refs.make(await context.scratch.specs(program.ops), self.generation):
-            program.use_scratch(ref)
-        status_specs = () if program.plan.status is None else (program.plan.status.spec,)
-        for ref in context.core.refs.make(status_specs, self.generation):
-            program.use_status(ref)
+        make, status = context.core.refs.make, program.plan.status
+        scratch_refs = make(await context.scratch.specs(program.ops), self.generation)
+        program.use_shared(scratch_refs, make(() if status is None else (status.spec,), self.generation))
         # 3. The memory of all refs, some in each loop iteration; a slab is made where it lacks.
         refs = program.owned_refs
         for start in range(0, len(refs), CHECK_EVERY):

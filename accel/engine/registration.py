@@ -11,6 +11,7 @@ from accel._log import get_logger
 from accel.dtype import DType
 from accel.engine.by_value import dumps
 from accel.engine.launches import OpSubmission
+from accel.engine.op_error import op_error
 from accel.errors import InvalidArgumentError
 from accel.family import BackendPart
 from accel.libraries.kernel_library import Operand, kernels_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from accel.backend import DeviceDescription, Kernel
     from accel.engine.stream_clock import StreamClock
+    from accel.engine.submission import Chunk
     from accel.libraries.kernel_library import KernelLibrary, Ranks
     from accel.ops import Spec
     from accel.storage.refs import Refs
@@ -207,15 +209,21 @@ class Unregistration(OpSubmission):
     library : str
         The library's name.
     registration : Registration or None
-        What was registered. It keeps the refs until the instance is closed.
+        The registration that was removed, from the dispatch until the instance is closed: it keeps
+        the library's refs.
     """
 
-    __slots__ = ("library", "registration")
+    __slots__ = ("registration",)
 
     def __init__(self, library: str, future: asyncio.Future[Any], generation: int) -> None:
         super().__init__(_Unregister(), _NOTHING, future, generation)
         self.library = library
         self.registration: Registration | None = None
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """It is in no lane."""
+        return ()
 
     def release_operands(self) -> None:
         """See :meth:`Submission.release_operands`; the refs of the registration too."""
@@ -276,7 +284,7 @@ class RegisteredLibrary:
                 Operand(address, ref.shape, ref.dtype, False, backend, index, stream)
                 for address, ref in zip(inputs, plan.reads, strict=True)
             ]
-            # What `outputs` are for; a user's library has no scratch memory.
+            # `outputs` are the addresses of these; a user's library has no scratch memory.
             written: tuple[AccelRef | Spec, ...] = (*plan.writes, *plan.creates, *([] if plan.status is None else [plan.status.spec]))
             writes = [
                 Operand(address, spec.shape, spec.dtype, True, backend, index, stream)
@@ -287,12 +295,14 @@ class RegisteredLibrary:
 
         return call
 
-    def close(self) -> None:
-        """Close the instance.
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the instance, on a worker thread; ``loop`` is the device's.
 
-        An exception is logged only, so that the rest of the context is released too.
+        An exception is logged only, so that the rest of the context is released too. So is a
+        ``CancelledError``, which would look like one of the kernel actor.
         """
         try:
             self.instance.close()
-        except Exception as error:
+        except BaseException as raised:
+            error = op_error(raised, f"closing library {self.name!r}", loop, library=self.name)
             logger.warning("library_not_closed", library=self.name, error=error)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.backend import TakesScratch
 from accel.dtype import DType
+from accel.engine.op_error import raise_op_error
 from accel.errors import InvalidArgumentError
 from accel.ops import Spec
 
@@ -36,7 +37,7 @@ class Scratch:
     allocator
         Allocates the memory.
     system
-        Runs what blocks.
+        Runs what blocks; its loop is the device's.
 
     Attributes
     ----------
@@ -55,7 +56,26 @@ class Scratch:
 
     def add(self, op: KernelOp, size: Callable[[Any], int]) -> None:
         """Use ``size`` for the scratch bytes of an op whose library is not the backend's."""
-        self.sizes[op.library, op.kind] = partial(_checked_size, size)
+        self.sizes[op.library, op.kind] = partial(self._checked_size, size)
+
+    def _checked_size(self, size: Callable[[Any], int], op: KernelOp) -> int:
+        """Return the bytes of scratch memory that a user's library or family asks for, checked.
+
+        An exception of ``size`` becomes the op's error: a ``CancelledError`` too, which would look
+        like one of the device's actor.
+        """
+        try:
+            nbytes = size(op)
+        except BaseException as raised:
+            raise_op_error(raised, f"the scratch memory of {op.kind}", self._system.loop, library=op.library)
+        if type(nbytes) is not int or nbytes < 0:
+            raise InvalidArgumentError(
+                f"the scratch memory of {op.kind} is said to be {nbytes!r:.200} bytes",
+                op=op.kind,
+                library=op.library,
+                remedy="Return an int.",
+            )
+        return nbytes
 
     def reserve(self, op: KernelOp, plan: Plan, lane: StreamClock) -> bool:
         """Reserve memory for an op, until :meth:`assign` or :meth:`cancel`; for one op at a time.
@@ -109,19 +129,6 @@ class Scratch:
                     await self._system.run_blocking(self._device.measure_scratch, op)
                 sizes.append(nbytes)
         return (Spec((max(sizes) + (0 if plan is None else _status_nbytes(plan)),), DType.UINT8),) if sizes else ()
-
-
-def _checked_size(size: Callable[[Any], int], op: KernelOp) -> int:
-    """Return the bytes of scratch memory that a user's library or family asks for, checked."""
-    nbytes = size(op)
-    if type(nbytes) is not int or nbytes < 0:
-        raise InvalidArgumentError(
-            f"the scratch memory of {op.kind} is said to be {nbytes!r:.200} bytes",
-            op=op.kind,
-            library=op.library,
-            remedy="Return an int.",
-        )
-    return nbytes
 
 
 def _status_nbytes(plan: Plan) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 from accel.engine.copies import OpList, PlanOnCopies, plan_for_strided
 from accel.engine.kernels import LIBRARIES
 from accel.engine.launches import OpSubmission
-from accel.engine.lifecycle import DeviceState
 from accel.engine.op_error import op_error
 from accel.engine.submission import BatchSubmission
 from accel.errors import AccelError, ActorStoppedError, DeadlineExceededError, InvalidArgumentError, MailboxFullError, UnsupportedError
@@ -57,6 +56,11 @@ class Sender:
         The device.
     actor
         The device's actor.
+
+    Attributes
+    ----------
+    guard : callable
+        See :meth:`DeviceCore.guard`.
     """
 
     __slots__ = ("_core", "_hand_over", "_mailbox", "_waits_for_room", "guard")
@@ -148,7 +152,7 @@ class Sender:
     def submit(self, op: FamilyOp[Any]) -> Coroutine[Any, Any, Any]:
         """Return the coroutine that runs an op of a family; see :meth:`run`.
 
-        It is named as the method, for Python's warning of a forgotten ``await``.
+        The coroutine has the name of the method, for Python's warning of a forgotten ``await``.
         """
         running = self._run_sized(cast("SizedOp[Any, Any]", op)) if op.is_sized else self.run(op, op.timeout)
         running.__qualname__ = _method_name(type(op))  # type: ignore[attr-defined]
@@ -207,7 +211,7 @@ class Sender:
         core.workload.pending += 1
         try:
             if not self._hand_over(submission) and not self._mailbox.offer(submission):
-                await self._put_in_mailbox(submission, timeout)
+                await self._put_in_mailbox(submission)
             # Other tasks run between two ops of this one, also if the op has ended already. The
             # poller runs before this task goes on, and may have ended a short op by then.
             await _next_iteration()
@@ -261,6 +265,7 @@ class Sender:
         if seal.checksum is not None:  # it was sealed before
             return seal.checksum
         try:
+            # Without a call where there is no deadline: each durable put comes here.
             checksums = await self.run(Checksum(ref), None if deadline is None else self.seconds_left(deadline))
         except BaseException:
             book.unseal(ref, seal)
@@ -286,12 +291,15 @@ class Sender:
         return False
 
     def deadline_after(self, timeout: float | None) -> float | None:
-        """Return the loop's time ``timeout`` seconds from now; raises as :func:`~accel.values.check_timeout`."""
+        """Return the loop's time ``timeout`` seconds from now; ``None`` without a timeout.
+
+        Raises as :func:`~accel.values.check_timeout` does.
+        """
         check_timeout(timeout)
         return None if timeout is None else self._core.loop.time() + timeout
 
     def seconds_left(self, deadline: float | None) -> float | None:
-        """Return the seconds until ``deadline``, a time of the loop."""
+        """Return the seconds until ``deadline``, a time of the loop; ``None`` without one."""
         return None if deadline is None else deadline - self._core.loop.time()
 
     def _arm_deadline(self, submission: Submission, timeout: float) -> None:
@@ -322,10 +330,11 @@ class Sender:
         if not submission.launched:
             submission.free_unlaunched_results()
 
-    async def _put_in_mailbox(self, submission: Submission, timeout: float | None) -> None:
+    async def _put_in_mailbox(self, submission: Submission) -> None:
         """Put a submission into the actor's full mailbox: wait for room, or raise.
 
-        If its deadline passes during the wait, its future ends with that error, and this returns.
+        Returns also where the deadline passes during the wait: the submission is not queued then,
+        and its own timer ends its future.
 
         Raises
         ------
@@ -361,15 +370,14 @@ class Sender:
             async with asyncio.timeout_at(None if submission.timer is None else submission.timer.when()):
                 await self._mailbox.put(submission)
         except TimeoutError:
-            # The submission's own timer is due too; either way its future has the error.
-            submission.expire(timeout or 0.0, self._core.name)
+            return
         except ActorStoppedError:
             raise self._core.lifecycle.final_error() from None
 
     def retry_after(self) -> float:
         """Return the seconds until there may be room, for ``MailboxFullError.retry_after``."""
         core = self._core
-        if core.lifecycle.state is DeviceState.READY:
+        if core.is_ready:
             # A new message waits as long as the oldest has; half of that empties half the queue.
             return max(0.001, self._mailbox.oldest_age() / 2)
         return max(0.05, core.rebuild_seconds)
@@ -392,7 +400,6 @@ class Sender:
             raise MailboxFullError(
                 f"{core.workload.in_hand} callers wait for device {core.name} to be ready",
                 device=core.name,
-                op="batch",
                 retry_after=self.retry_after(),
                 remedy=_OVERLOADED,
             )

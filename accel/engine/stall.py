@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Self
 
 from accel.completion.prediction import Predictor
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
     from accel.engine.submission import Submission
 
-__all__ = ["LoopClock", "OldestInFlight", "StallWatch"]
+__all__ = ["BusyTime", "LoopClock", "OldestInFlight", "StallWatch"]
 
 _CHECKS = 8
 """Checks within ``stall_after``: a stall is seen an eighth of it late at most."""
@@ -23,6 +25,44 @@ _KINDS = 256
 _LATE = 0.1
 """Seconds by which a timer may be late without the loop counting as stopped, if its delay is
 shorter; else its delay."""
+
+
+class BusyTime:
+    """Counts what goes on of one kind, such as kernels that load, and the seconds in which any did.
+
+    ``with busy_time:`` is around one. Ops may wait for it: the seconds do not count in their age.
+    Thread-safe.
+
+    Attributes
+    ----------
+    count : int
+        How many go on now.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._since = self._before = 0.0  # when `count` changed last, and the seconds until then
+
+    def __enter__(self) -> Self:
+        self._add(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._add(-1)
+
+    def _add(self, change: int) -> None:
+        """Change the count, and add up the time until now."""
+        with self._lock:
+            now = monotonic()
+            self._before += (now - self._since) if self.count else 0.0
+            self._since = now
+            self.count += change
+
+    def seconds(self) -> float:
+        """Return for how many seconds so far the count was above 0."""
+        with self._lock:
+            return self._before + (monotonic() - self._since if self.count else 0.0)
 
 
 class LoopClock:
@@ -91,7 +131,7 @@ class OldestInFlight:
     Attributes
     ----------
     key : object
-        What ``get_oldest`` returned at the last :meth:`update`.
+        The key that ``get_oldest`` returned at the last :meth:`update`.
     """
 
     def __init__(self, get_oldest: Callable[[], Hashable], busy_seconds: Callable[[], float], allowance: float) -> None:

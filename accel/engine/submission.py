@@ -78,7 +78,7 @@ class Submission(ABC):
     tears : int
         How often durable buffers had been torn when it was sent; 0 if none was torn then.
     observed : DeviceWork or None
-        What probes are told of it, and its device time; ``None`` where nothing observes it.
+        The record of it that probes get, with its device time; ``None`` where nothing observes it.
     """
 
     __slots__ = ("future", "generation", "launched", "name", "observed", "outstanding", "result", "tears", "timer", "writes")
@@ -114,6 +114,11 @@ class Submission(ABC):
     @abstractmethod
     def plans(self) -> Sequence[Plan]:
         """The ops' plans. Empty once the operands are released."""
+
+    @property
+    @abstractmethod
+    def chunks(self) -> Sequence[Chunk]:
+        """Where in the lanes the dispatched ops are."""
 
     @abstractmethod
     def is_dropped(self, index: int) -> bool:
@@ -232,10 +237,6 @@ class BatchSubmission(Submission):
         op that failed.
     dispatched : int
         How many ops, from the first on, were given to a lane.
-    chunks : list of Chunk
-        Where the dispatched ops are.
-    libraries : tuple of str
-        The ops' libraries.
     """
 
     __slots__ = ("chunks", "committed", "dispatched", "kinds", "libraries", "ops", "outputs", "plans")
@@ -243,6 +244,7 @@ class BatchSubmission(Submission):
     libraries: Sequence[str]
     kinds: Sequence[str]
     plans: Sequence[Plan]
+    chunks: list[Chunk]
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class BatchSubmission(Submission):
                 if ref.durable:
                     self.writes.append((index, ref.buffer, ref.nbytes))
         self.committed = self.dispatched = 0
-        self.chunks: list[Chunk] = []
+        self.chunks = []
         self.libraries = tuple(map(_library_of, ops))
         self.kinds = tuple(map(_kind_of, ops))
 

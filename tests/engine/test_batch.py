@@ -400,3 +400,23 @@ async def test_what_was_to_be_written_behind_a_kernel_that_raises_is_as_it_was_a
             assert (await failure(device.get(out), wanted)).scope is accel.FaultScope.OP
             await device.put(OLD, out=out)
             np.testing.assert_array_equal(await device.get(out), OLD)
+
+
+async def test_a_batch_goes_on_where_it_had_no_memory_when_some_is_freed_before_its_turn() -> None:
+    mib = 1 << 20
+    async with opened(memory_limit=8 * mib, host="inline") as device:
+        await device.free(await device.zeros((8 * mib,), "uint8"))  # one slab, of the limit
+        held = [await device.zeros((6 * mib,), "uint8")]
+        results: list[accel.AccelRef] = []
+
+        async def send() -> None:
+            async with device.batch() as batch:
+                results.extend([batch.full((size * mib,), 7, "uint8") for size in (1, 4, 1)])
+
+        async def free() -> None:
+            held.clear()
+
+        # The first op is dispatched at once. The second one lacks memory until free() has run.
+        await bounded(asyncio.gather(task(send()), task(free())))
+        for ref in results:
+            assert set(await device.get(ref)) == {7}

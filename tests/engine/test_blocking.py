@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ import pytest
 import accel
 from accel.cpu.backend import CpuBackend, CpuDevice, CpuSlab
 from accel.cpu.stream import CpuStream
+from accel.engine.offloaded import OffloadedCalls
+from accel.ops import Plan
 from accel.testing import FaultPlan
+from tests.device_support import bounded, failure, in_flight, opened, task
+from tests.op_bugs_support import ODD, Bug, Bugs, BugsOnTheLoop, throw
 
 Kernels = Mapping[str, Callable[..., None]]
 
@@ -204,3 +209,119 @@ async def test_info_can_be_asked_for_from_another_thread(device: accel.Device) -
     # Not on its own loop it counts what it finds, and leaves the frees to the loop.
     assert (await asyncio.to_thread(device.info)).memory.used == before
     assert device.info().memory.used == 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Nothing(accel.KernelOp):
+    """Has no operands, and does nothing."""
+
+    library: ClassVar[str] = "mine"
+    kind: ClassVar[str] = "nothing"
+
+    def plan(self) -> Plan:
+        return Plan((), (), ())
+
+
+class Mine(accel.KernelLibrary):
+    """A library of the user's own whose ``open`` and ``close`` are given by the test."""
+
+    name = "mine"
+
+    def __init__(self, on_open: Callable[[], object], on_close: Callable[[], object]) -> None:
+        self.on_open = on_open
+        self.on_close = on_close
+
+    def open(self, stream: Any) -> None:
+        self.on_open()
+
+    @accel.kernel(Nothing)
+    def nothing(self, op: Nothing, stream: Any, inputs: list[accel.Operand], outputs: list[accel.Operand]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.on_close()
+
+
+def raise_broken() -> None:
+    raise RuntimeError("broken")
+
+
+async def test_a_context_is_not_closed_under_a_library_that_could_not_be_opened_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, context_closes, device_closed = threading.Event(), threading.Event(), threading.Event()
+    close_calls, close_device = OffloadedCalls.close, CpuDevice.close
+    order: list[str] = []
+
+    def seen_close_calls(self: OffloadedCalls, release_all: Callable[[], None], *, wait: bool) -> None:
+        context_closes.set()
+        close_calls(self, release_all, wait=wait)
+
+    def seen_close_device(self: CpuDevice, *, abandon: bool = False) -> None:
+        close_device(self, abandon=abandon)
+        order.append("device")
+        device_closed.set()
+
+    def slow_close() -> None:
+        begun.set()
+        context_closes.wait(10)
+        device_closed.wait(0.2)  # in vain: the context waits for this call
+        order.append("library")
+
+    monkeypatch.setattr(OffloadedCalls, "close", seen_close_calls)
+    monkeypatch.setattr(CpuDevice, "close", seen_close_device)
+    async with opened(host="inline") as device:
+        registering = task(device.register(Mine, raise_broken, slow_close))
+        assert await asyncio.to_thread(begun.wait, 10)
+        await bounded(device.aclose())
+        await failure(registering, accel.ClosedError)
+    assert order == ["library", "device"]
+
+
+async def test_a_library_is_not_closed_while_it_is_opened() -> None:
+    opens, go, opened_last = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def slow_open() -> None:
+        opens.set()
+        go.wait(10)
+        order.append("open")
+        opened_last.set()
+
+    async with opened(host="inline") as device:
+        registering = task(device.register(Mine, slow_open, lambda: order.append("close")))
+        assert await asyncio.to_thread(opens.wait, 10)
+        await bounded(device.aclose())
+        await failure(registering, accel.ClosedError)
+        go.set()
+        assert await asyncio.to_thread(opened_last.wait, 10)
+    assert order == ["open"], "the instance is abandoned"
+
+
+@pytest.mark.parametrize("library", [Bugs, BugsOnTheLoop])
+async def test_an_op_that_fails_while_another_library_is_unregistered_gets_its_own_error(library: type[Bugs]) -> None:
+    plan = FaultPlan().hang_at(1, op="nothing")
+    async with opened(plan, host="inline") as device:
+        await device.register(Mine, lambda: None, lambda: None)
+        await device.register(library)
+        x = await device.put(np.arange(4.0))
+        hung = task(device.run(Nothing()))
+        await in_flight(device, 1)
+        leaving = task(device.unregister("mine"))
+        await in_flight(device, 2)
+        error = await failure(device.run(Bug(x, "kernel:value")), accel.LibraryError)
+        assert isinstance(error.__cause__, ValueError)
+        await in_flight(device, 2)
+        plan.release()
+        await bounded(asyncio.gather(hung, leaving))
+        np.testing.assert_array_equal(await device.get(await device.run(Bug(x))), np.arange(4.0) + 1)
+
+
+@pytest.mark.parametrize("kind", ["value", *ODD])
+async def test_whatever_the_close_of_a_library_raises_ends_nothing_else(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(host="inline") as device:
+        await device.register(Mine, lambda: None, lambda: throw(kind))
+        await device.run(Nothing())
+        await bounded(device.unregister("mine"))
+        assert caplog.text.count("library_not_closed") == 1
+        await bounded(device.register(Mine, lambda: None, lambda: throw(kind)))
+        await device.run(Nothing())
+    assert caplog.text.count("library_not_closed") == 2, "the device was closed with the library"

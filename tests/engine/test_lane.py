@@ -9,8 +9,10 @@ import pytest
 
 import accel
 from accel.cpu.stream import CpuStream
+from accel.engine.stream_clock import EventPool
 from accel.testing import FaultPlan
 from tests.device_support import bounded, failure, generation, in_flight, opened, task, turns, until
+from tests.op_bugs_support import Bug, Bugs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -153,3 +155,27 @@ async def test_a_device_closes_while_the_host_waits_for_a_stream(monkeypatch: py
         await turns()
         await bounded(device.aclose())
         await failure(reading, accel.ClosedError)
+
+
+@pytest.mark.parametrize("error", [ValueError("no mark"), accel.OutOfMemoryError("no mark")])
+async def test_a_library_is_unregistered_where_the_end_of_its_work_cannot_be_marked(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = FaultPlan().hang_at(1, op="gemm")
+    async with opened(plan, host="inline") as device:
+        await device.register(Bugs)
+        x = await device.put(np.eye(3))
+        busy = task(device.blas.gemm(x, x))
+        await in_flight(device, 1)
+
+        def acquire(pool: EventPool) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(EventPool, "acquire", acquire)
+            await bounded(device.unregister("bugs"))
+        assert "library_not_closed" in caplog.text
+        plan.release()
+        np.testing.assert_array_equal(await device.get(await bounded(busy)), np.eye(3))
+        await device.register(Bugs)
+        np.testing.assert_array_equal(await device.get(await device.run(Bug(x))), np.eye(3) + 1)

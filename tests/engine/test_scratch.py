@@ -104,9 +104,13 @@ def _doubled(lane: Any, op: Doubled, plan: Any, inputs: Sequence[int], outputs: 
     lane.stream.fill(status, b"\xff", 3)
 
 
-DOUBLING = Family(
-    DoublingOps, parts={"cpu": BackendPart({"doubled": _doubled}, scratch=lambda op: op.x.nbytes if op.says is None else op.says)}
-)
+def _size(op: Doubled) -> Any:
+    if isinstance(op.says, BaseException):
+        raise op.says
+    return op.x.nbytes if op.says is None else op.says
+
+
+DOUBLING = Family(DoublingOps, parts={"cpu": BackendPart({"doubled": _doubled}, scratch=_size)})
 
 
 @pytest.mark.parametrize("host", ["inline", "process"])
@@ -224,6 +228,23 @@ async def test_what_cannot_be_measured_fails_its_op_alone(worked: Worked, device
         async with device.graph() as graph:
             graph.elementwise.unary("neg", x)
     np.testing.assert_array_equal(await device.get(await device.elementwise.unary("neg", good)), -np.ones(14))
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), asyncio.CancelledError(), GeneratorExit()])
+async def test_what_a_familys_size_raises_fails_its_op_alone(error: BaseException) -> None:
+    async with opened(host="inline") as device:
+        x = await device.put(np.ones(13))
+        assert type((await failure(device.run(Doubled(x, error)), accel.LibraryError)).__cause__) is type(error)
+        with pytest.raises(accel.LibraryError) as caught:
+            async with device.batch() as batch:
+                first = batch.run(Doubled(x))
+                batch.run(Doubled(x, error))
+        assert caught.value.op_index == 1
+        np.testing.assert_array_equal(await device.get(first), np.full(13, 2.0))
+        with pytest.raises(accel.LibraryError):
+            async with device.graph() as graph:
+                graph.run(Doubled(x, error))
+        np.testing.assert_array_equal(await device.get(await device.run(Doubled(x))), np.full(13, 2.0))
 
 
 async def test_whoever_goes_while_it_is_measured_leaves_nothing(worked: Worked, monkeypatch: pytest.MonkeyPatch) -> None:
