@@ -167,12 +167,17 @@ class ChildProcess:
     async def from_spawned(cls, system: ActorSystem, spawned: Spawned, on_exit: Callable[[ExitStatus], None] | None) -> Self:
         """Return the child for a process that was started or forked, and watch for its end.
 
-        If this fails, the process is destroyed.
+        Raises
+        ------
+        BackendUnavailableError
+            The loop's selector has no room for its descriptors; the process is destroyed.
         """
         try:
             return cls(spawned, on_exit)
-        except BaseException:
+        except BaseException as error:
             await _destroy(system, spawned)
+            if isinstance(error, OSError):
+                raise start_error(error) from error
             raise
 
     # -- ending

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
 import os
 import resource
@@ -131,6 +132,25 @@ async def test_what_it_sent_before_it_died_can_be_read_before_on_exit() -> None:
         await child.aclose()
     assert status.signal == signal.SIGKILL
     assert got_then == [100_000]
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+async def test_a_process_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    loop, calls = asyncio.get_running_loop(), itertools.count(1)
+    add_reader = loop.add_reader
+
+    def refuse(fd: Any, *rest: Any) -> None:
+        if next(calls) == refused:
+            raise OSError(errno.ENOSPC, "planted: the selector is full")
+        add_reader(fd, *rest)
+
+    async with ActorSystem() as system:
+        await system.run_blocking(int)  # what it opens itself is open
+        before = children()
+        monkeypatch.setattr(loop, "add_reader", refuse)
+        error = await failure(ChildProcess.start(system, f"{OURS}echo"), accel.BackendUnavailableError)
+        assert error.code == "ENOSPC"
+        assert children() == before
 
 
 async def test_on_exit_does_not_wait_for_ever_for_a_socket_that_nobody_reads() -> None:
