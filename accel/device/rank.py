@@ -45,12 +45,13 @@ class RankBatch(_RankRecorder, Batch):
     """The part of one rank in a batch of a world: collectives, and copies of their strided operands."""
 
     writes: tuple[AccelRef, ...] = ()
-    """The durable buffers that it writes; known once :meth:`number` was called."""
+    """The durable buffers that it writes; known once :meth:`set_numbers` was called."""
 
-    def number(self, first: int) -> None:
+    def set_numbers(self, first: int) -> None:
         """Give the recorded collectives numbers from ``first`` on, instead of from 0, before they are sent."""
         ops: Any = self._ops.ops
         self._ops.ops = [dataclasses.replace(op, number=first + op.number) if op.library == "collective" else op for op in ops]
+        # Kept for the epoch's end, which tears them: the plans are released with the block's end.
         self.writes = tuple(ref for plan in self._ops.plans for ref in plan.writes if ref.durable)
 
 

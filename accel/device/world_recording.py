@@ -153,7 +153,7 @@ class WorldBatch(_WorldRecorder[RankBatch]):
     def _set_place(self, place: Place) -> None:
         """See :meth:`_WorldRecorder._set_place`."""
         for _, batch in self._recorders:
-            batch.number(place.number)
+            batch.set_numbers(place.number)
 
     def _tear(self) -> None:
         """Mark the durable buffers that it writes as torn; called if the epoch ends before it."""

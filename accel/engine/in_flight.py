@@ -259,11 +259,16 @@ class ContextBase(ABC):
 
         Ordinary refs become stale, and durable buffers with unfinished writes torn. Only the first
         fault of a context has these effects; later ones change nothing.
+
+        An error that is no fault, such as that of a mark that the driver refuses to record, becomes
+        the cause of a :class:`LibraryError` of scope CONTEXT: where the work ends is not known.
         """
         if self.fault is not None:
             return
         if not error.is_fault:
+            cause = error.clone()
             error = LibraryError(error.message, code=error.code, library=error.library, scope=FaultScope.CONTEXT, op=error.op)
+            error.__cause__ = cause
         # The context keeps the error. The frames of its traceback, and of the error that was being
         # handled, would keep submissions alive, and with them their operands.
         self.fault = error.with_traceback(None)

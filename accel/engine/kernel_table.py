@@ -155,7 +155,7 @@ class KernelTable:
         return self._device.may_block(lane, op)
 
     def add_part(self, library: str, part: BackendPart) -> None:
-        """Add the kernels of a library that is neither the backend's nor registered."""
+        """Add the kernels of a library that is not the backend's."""
         self.parts[library] = part
         self.may_block = self._may_block
 
@@ -174,9 +174,8 @@ class KernelTable:
 
     def add_registered(self, library: RegisteredLibrary) -> None:
         """Add a registered library that was opened in this context: its ops have kernels now."""
-        name = library.name
-        self.registered[name], self.parts[name] = library, library.part
-        self.may_block = self._may_block
+        self.registered[library.name] = library
+        self.add_part(library.name, library.part)
 
     def refuse_registered(self, name: str) -> None:
         """Refuse further ops of a registered library; those that were dispatched run.

@@ -103,8 +103,9 @@ class StreamClock(Timeline):
         ``seq`` has completed, or is waited for already. If the other stream is found idle, all of
         its work counts as completed.
         """
-        if other.completed >= seq or self.waited.get(other, 0) >= seq or not isinstance(other, StreamClock):
+        if other.completed >= seq or self.waited.get(other, 0) >= seq:
             return
+        assert isinstance(other, StreamClock), "a timeline without a stream completes what is enqueued"
         # The event marks everything that is in the other stream now: perhaps more than `seq`, so
         # that later waits for that are needless.
         event = self.events.acquire()

@@ -71,6 +71,21 @@ async def test_queued_ops_with_live_operands_run_in_the_next_generation() -> Non
         assert device.generation == 2
 
 
+async def test_an_error_that_is_no_fault_but_ends_a_context_is_the_cause_of_its_fault() -> None:
+    raised = accel.OutOfMemoryError("the driver has no memory for an event", code=2)
+    raised.__cause__ = MemoryError("planted")
+    async with opened(FaultPlan().hang_at(1, op="gemm"), libraries=["blas"]) as device:
+        a = await device.zeros((3, 3))
+        flying = task(device.blas.gemm(a, a))
+        await in_flight(device, 1)
+        device._host.context.report_fault(raised)
+        fault = (await failure(flying, accel.ContextPoisonedError)).__cause__
+        assert isinstance(fault, accel.LibraryError)
+        assert fault.scope is accel.FaultScope.CONTEXT
+        assert isinstance(fault.__cause__, accel.OutOfMemoryError)
+        assert isinstance(fault.__cause__.__cause__, MemoryError)
+
+
 async def test_new_ops_wait_while_rebuilding() -> None:
     plan = FaultPlan().poison_at(2)
     async with opened(plan) as device:
