@@ -533,9 +533,8 @@ class Epochs:
         their streams no more then, and a further attempt has its memory.
         """
         self._communicator += 1
-        members = [rank.members for rank in self.ranks]
         disturbed = self._loop.create_task(self._disturbed.wait())
-        joining = self._loop.create_task(self._join_all(members, self._communicator))
+        joining = self._loop.create_task(self._join_all(self._communicator))
         try:
             await asyncio.wait((disturbed, joining), return_when=asyncio.FIRST_COMPLETED)
             if not joining.done():
@@ -546,8 +545,9 @@ class Epochs:
                 task.cancel()
             await asyncio.wait((disturbed, joining, self._leaving))
 
-    async def _join_all(self, members: Sequence[Membership], communicator: int) -> None:
-        """Have all members join at the same time; raises the first error, without waiting for others."""
+    async def _join_all(self, communicator: int) -> None:
+        """Have all ranks join at the same time; raises the first error, without waiting for others."""
+        members = [rank.members for rank in self.ranks]
         world, seconds, size = self.number, self._join_timeout, len(members)
         try:
             # Each member itself raises after these seconds, unless its process is stopped.

@@ -130,7 +130,7 @@ class Lane(StreamClock):
         if not self._queue and self._enqueue(group):
             return
         self._queue.append(group)
-        if self.task is None:
+        if self.task is None or self.task.done():  # with eager tasks it may be done at once
             self.task = self._context.core.loop.create_task(self._drain_queue())
 
     # -- enqueuing
@@ -190,7 +190,7 @@ class Lane(StreamClock):
                     continue
                 group = self._queue[0]
                 launch = group.launches[self._next_index]
-                if not self.pending_waits:
+                if not self.pending_waits:  # else `_enqueue` has rejected the op: only the wait is left
                     # A stream can only wait for work that is in the other stream already.
                     while (dependency := self._unenqueued_dependency(launch)) is not None:
                         timeline, seq = dependency
@@ -203,7 +203,6 @@ class Lane(StreamClock):
                 # The next pass of this ``while`` enqueues the group's later ops, or records its mark.
                 self.advance(launch.seq)
                 self._next_index += 1
-                del group, launch
         finally:
             self._queue.clear()  # if cancelled: the context has failed what is queued
             self.task = None

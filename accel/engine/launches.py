@@ -336,8 +336,8 @@ class OpSubmission(Submission):
         """
         self.event = event
         self.enqueued_at = perf_counter()
-        # The key of the predicted duration: ops of one name that move as many bytes, to the nearest
-        # power of two, take about as long. An offloaded op has a key of its own: part of it may
+        # The key of the predicted duration: ops of one name whose bytes lie between the same powers
+        # of two take about as long. An offloaded op has a key of its own: part of it may
         # have run before its mark was recorded.
         plan, nbytes = self.plan, 0
         if plan is not None:

@@ -315,7 +315,7 @@ class RemoteContextActor(Actor["tuple[CopyCall, CopyDone]", None]):
         await self._children.wait_ended()
 
     def _unpublish(self) -> None:
-        """Stop the watchdog, and take the context back from the owner: it gets no more ops."""
+        """Take the context back from the owner, which sends it no more ops; stop the watchdog."""
         if self._link is not None:
             self._link.watchdog.stop()
         if self._context is not None:

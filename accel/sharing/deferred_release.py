@@ -53,7 +53,7 @@ class DeferredRelease:
         self._context = context
         self._waiting: list[ExternalBlock] = []
         self._marked: list[ExternalBlock] = []  # their marker is in flight
-        self._dependencies: list[Dependency] = []  # of a marker that failed; see _retry_later()
+        self._dependencies: list[Dependency] = []  # of the last marker, for one after it; see _retry_later()
         self._closing: Closing[SlabMemory] = Closing(context.core.system)
         self._retry: asyncio.TimerHandle | None = None  # sends the marker again after one that failed
         self._pause = _PAUSE  # seconds until then
@@ -75,11 +75,12 @@ class DeferredRelease:
         # Make the marker, an op that writes all blocks and so depends on each of their uses.
         blocks, self._waiting = self._waiting, []
         self._marked = blocks
-        lane = context.lanes.transfer_lanes["put"]
+        lane = context.lanes.transfer_lanes["put"]  # later puts run after the marker, other ops need not
         marker = OpSubmission(_MARKER, _EMPTY_PLAN, context.core.loop.create_future(), context.generation)
         marker.future.add_done_callback(self._on_marker_done)
         seq = lane.issue()
-        # Those of a marker that has failed, as far as they have not ended; else none.
+        # Those of a marker that has failed, as far as they have not ended; else none. The writes add
+        # those of this one to the same list.
         dependencies = self._dependencies = lane.outstanding(self._dependencies)
         for block in blocks:
             block.usage.write(lane, seq, dependencies)

@@ -201,7 +201,10 @@ class Sharing:
             )
 
     def _block_of(self, ref: AccelRef) -> Block:
-        """Return the block of a valid ref; raise as an op on it does."""
+        """Return the block of a valid ref; raise for a stale one as an op on it does.
+
+        It may hold what a failed op has left, which ops refuse to read.
+        """
         self._context.check_alive()  # a durable ref outlives the context, its address does not
         self._context.core.refs.check(ref)
         block = self._context.buffers.block(ref)

@@ -15,7 +15,7 @@ from tests.device_support import bounded, failure, generation, in_flight, opened
 from tests.op_bugs_support import Bug, Bugs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -179,3 +179,16 @@ async def test_a_library_is_unregistered_where_the_end_of_its_work_cannot_be_mar
         np.testing.assert_array_equal(await device.get(await bounded(busy)), np.eye(3))
         await device.register(Bugs)
         np.testing.assert_array_equal(await device.get(await device.run(Bug(x))), np.eye(3) + 1)
+
+
+def test_an_op_that_fails_before_its_call_on_a_worker_thread_keeps_no_later_one(
+    run_on_loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+) -> None:
+    async def main() -> None:
+        plan = FaultPlan().fail_at(1, accel.LibraryError("planted", scope=accel.FaultScope.OP), op="gemm")
+        async with opened(plan, debug=True, libraries=["blas"]) as device:  # each op is enqueued on a worker thread
+            x = await device.put(np.eye(3))
+            await failure(bounded(device.blas.gemm(x, x)), accel.LibraryError)
+            np.testing.assert_array_equal(await device.get(await bounded(device.blas.gemm(x, x))), np.eye(3))
+
+    run_on_loop(main)
