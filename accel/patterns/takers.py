@@ -456,6 +456,11 @@ class Takers:
             Taker(handler, device, counters, isolation, self._hand_over, max_items=self._options.most, max_in_flight=self._max_in_flight)
         )
 
+    async def run(self, taker: Taker, batch: list[Request]) -> None:
+        """Run a batch on one of several takers. If its device has faulted since it was chosen, another one that is ready takes the batch."""
+        if not (taker.is_away and self._hand_over(taker, batch)):
+            await taker.run(batch)
+
     def drain(self, taker: Taker) -> None:
         """Let a taker take no more; the keyed items that wait for it, also for room, go to others."""
         taker.is_draining = True

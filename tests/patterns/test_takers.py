@@ -253,6 +253,20 @@ async def test_what_a_death_interrupts_is_taken_first_by_another_device(shares: 
         dying.become(accel.DeviceState.LOST)
 
 
+@with_and_without_shares
+async def test_a_device_that_faults_between_its_choice_and_its_call_gets_no_batch(shares: dict[str, float] | None) -> None:
+    dying, other = Device("dying"), Device("other")
+    async with served_by([dying, other], shares, max_items=1) as batcher:
+        asked = asyncio.ensure_future(batcher.submit(1))
+        await asyncio.sleep(0)  # the batch is launched at the end of this iteration
+        asyncio.get_running_loop().call_soon(dying.become, accel.DeviceState.REBUILDING)
+        assert await bounded(asked) == 2
+        assert (dying.batches, other.batches) == ([], [[1]])
+        statistics = batcher.statistics()
+        assert (statistics.retried, statistics.failed) == (0, 0)
+        dying.become(accel.DeviceState.LOST)
+
+
 @pytest.mark.parametrize("is_idempotent", [True, False])
 async def test_what_a_device_had_that_is_lost_is_taken_by_another_one_if_it_may_run_twice(is_idempotent: bool) -> None:
     dying, other = Device("dying"), Device("other")
