@@ -532,6 +532,7 @@ class DynamicBatcher(AsyncOnly, Generic[T, R]):
                 # Counted first: an eager task runs before create_task returns.
                 self._in_flight += 1
                 taker.in_flight += 1
+                # The only taker has no other one to hand a batch to.
                 running = taker.run(batch) if len(self._takers.all) == 1 else self._takers.run(taker, batch)
                 if not root.start(running, "accel-batch", partial(self._served, taker, batch)):
                     self._in_flight -= 1

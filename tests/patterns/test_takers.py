@@ -267,6 +267,22 @@ async def test_a_device_that_faults_between_its_choice_and_its_call_gets_no_batc
         dying.become(accel.DeviceState.LOST)
 
 
+@with_and_without_shares
+async def test_a_keyed_item_waits_for_its_device_that_faults_between_its_choice_and_its_call(shares: dict[str, float] | None) -> None:
+    home, other = Device("home"), Device("other")
+    async with served_by([home, other], shares, max_items=1) as batcher:
+        asked = asyncio.ensure_future(batcher.submit(1, idempotent=False, key=key_of(batcher, home)))
+        await asyncio.sleep(0)  # the batch is launched at the end of this iteration
+        asyncio.get_running_loop().call_soon(home.become, accel.DeviceState.REBUILDING)
+        await turns()
+        assert await asyncio.gather(*map(batcher.submit, range(2, 6))) == [4, 6, 8, 10]
+        assert (home.batches, asked.done(), batcher.statistics().queued) == ([], False, 1)
+        home.become(accel.DeviceState.READY)
+        assert await bounded(asked) == 2
+        assert home.batches == [[1]]
+    assert settled(batcher.statistics())
+
+
 @pytest.mark.parametrize("is_idempotent", [True, False])
 async def test_what_a_device_had_that_is_lost_is_taken_by_another_one_if_it_may_run_twice(is_idempotent: bool) -> None:
     dying, other = Device("dying"), Device("other")
